@@ -12,6 +12,8 @@ RUNTIME := $(VENV)/.runtime
 TOOLS := $(VENV)/.tools
 TORCH := $(VENV)/.torch
 export ROLLYARD_CACHE ?= $(HOME)/.cache/rollyard
+# The suite starts `rollyard` hundreds of times: without compiled modules each start costs twice its CPU.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup system torch demo test test-slow attack portability mutants check docs format drills bench docker docker-stop train vllm
 

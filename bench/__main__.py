@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bench import figures
 
-BENCHES = ("sandbox", "relay", "wire", "tokens", "store", "gate", "envs", "rollouts", "page", "plane")
+BENCHES = ("sandbox", "relay", "wire", "tokens", "store", "gate", "envs", "rollouts", "density", "page", "plane")
 
 
 def main() -> int:
@@ -32,12 +32,15 @@ def main() -> int:
                 failed.append(name)
         found = figures.read(where)
     before = figures.recorded()
+    silent = {*(asked.names or BENCHES)} - {figure.bench for figure in found}
     print(f"\n== every figure\n{figures.table(found, before)}")
+    for name in sorted(silent):
+        print(f"{'NONE':12}{name:12}it noted no figure: see its output above")
     if asked.record:
         figures.record(found, before)
     if failed:
         print(f"\nover budget or broken: {', '.join(failed)}")
-    return 1 if failed else 0
+    return 1 if failed or silent else 0
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import resource
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -25,6 +26,8 @@ from rollyard.core.task import Task, VerifierSpec
 from rollyard.runs import RunConfig
 from rollyard.runs.run.executor import executor
 
+# what DESIGN asks for: the lifecycle beside the agent, one at a time, and the runner's own CPU
+BUDGETS = {"overhead_ms_p50, 1 parallel": 150.0, "runner_cpu_ms_per_rollout, 8 parallel": 60.0}
 SCRIPT = {"steps": [{"shell": "echo hello > out.txt"}, {"text": "done"}]}
 
 
@@ -86,7 +89,7 @@ async def share(count: int, parallel: int, workers: int) -> float:
     return (count - 1) / (ended[-1] - ended[0])
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--parallel", type=int, nargs="*", default=[1, 8])
@@ -98,12 +101,15 @@ def main(argv: list[str] | None = None) -> None:
         first = first or rate
         print(f"{workers:3} workers, {max(asked.parallel)} parallel: {rate:8.2f} rollouts/s, {rate / first:5.2f}x")
     if asked.workers:
-        return
+        return 0
+    within: list[bool] = []
     for parallel in asked.parallel:
         for name, value in asyncio.run(measure(max(20, asked.count // (8 if parallel == 1 else 1)), parallel)).items():
-            note(f"{name}, {parallel} parallel", value)
+            label = f"{name}, {parallel} parallel"
+            within.append(note(label, value, BUDGETS.get(label)))
         print()
+    return 0 if all(within) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

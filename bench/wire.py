@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from bench.figures import note
 from rollyard.core.call import Reply, Sampling, Usage
 from rollyard.core.message import Message, Text, Thinking, ToolCall
 from rollyard.wire import CODECS
@@ -140,6 +141,7 @@ def main() -> None:
     print(
         "us of CPU per call        short    turn 1 (kB)   turn 20 (kB)   turn 20 cold   whole answer   SSE answer   request"
     )
+    figures: dict[str, float] = {}
     for name, build in BODIES.items():
         codec = CODECS[name]
         small = build(1)
@@ -176,6 +178,8 @@ def main() -> None:
             f"{name:22} {row[0]:8.1f} {row[1]:8.1f} ({len(first.body) / 1000:2.0f}) {row[2]:9.1f} ({len(last.body) / 1000:2.0f})"
             f" {row[3]:13.1f} {row[4]:14.1f} {row[5]:12.1f} {row[6]:9.1f}"
         )
+        figures[f"us to read turn 20, {name}"] = row[2]
+        figures[f"us to write an answer as SSE, {name}"] = row[5]
     decode = CODECS["chat"].decode_reply
     for prompt, completion in ((20, 16), (6500, 64), (11500, 64)):
         body, before = vllm_answer(prompt, completion), vllm_answer(max(prompt - 300, 0), completion)
@@ -188,6 +192,10 @@ def main() -> None:
         print(
             f"chat answer, {prompt} prompt ids, {completion} logprobs ({size:.0f} kB): {first:.1f} us, next turn {later:.1f} us"
         )
+        figures[f"us to read an answer with {prompt} prompt ids"] = later
+    print()
+    for name, value in figures.items():
+        note(name, value)
 
 
 if __name__ == "__main__":

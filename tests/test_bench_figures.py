@@ -51,3 +51,19 @@ def test_a_benchmark_nobody_knows_is_refused():
         [sys.executable, "-m", "bench", "gaet"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 2 and "no benchmark named gaet" in done.stderr
+
+
+def test_a_benchmark_that_notes_nothing_is_in_the_table_and_fails(tmp_path):
+    (tmp_path / "bench").mkdir()
+    for name in ("__init__.py", "__main__.py", "figures.py"):
+        (tmp_path / "bench" / name).write_text((ROOT / "bench" / name).read_text())
+    (tmp_path / "bench" / "wire.py").write_text("print('nothing to say')")
+    (tmp_path / "bench" / "tokens.py").write_text("from bench.figures import note\nnote('x', 1.0, 2.0)")
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "wire", "tokens", "--record"],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    table = done.stdout.partition("== every figure")[2].splitlines()
+    assert [line.split()[:2] for line in table[2:4]] == [["ok", "tokens"], ["NONE", "wire"]]
+    assert json.loads((tmp_path / "bench" / "baseline.json").read_text()) == {"tokens: x": 1.0}

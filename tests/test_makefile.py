@@ -30,6 +30,15 @@ def test_the_ordinary_suite_does_not_install_torch(tmp_path):
     assert " torch" not in wanted and "torch" not in (ROOT / "requirements-dev.txt").read_text().splitlines()
 
 
+def test_programs_of_a_recipe_keep_what_they_compile():
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    words = ["make", "--eval=show: ; @env", "show"]
+    assert (
+        "PYTHONDONTWRITEBYTECODE"
+        not in subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
+    )
+
+
 @pytest.mark.parametrize("target", ["check", "train", "test-slow"])
 def test_targets_that_use_torch_install_it(target, tmp_path):
     assert "-c constraints.txt torch\n" in commands(target, tmp_path)

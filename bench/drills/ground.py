@@ -100,10 +100,13 @@ async def committed(url: str, run_id: str) -> int:
 
 
 async def wait_for(url: str, run_id: str, count: int, limit_s: float = 180.0) -> None:
-    end = time.monotonic() + limit_s
-    while await committed(url, run_id) < count:
+    """Until a run has so many rollouts, however slow the machine is; `limit_s` without a new one is too long."""
+    before, end = -1, 0.0
+    while (now := await committed(url, run_id)) < count:
+        if now > before:
+            before, end = now, time.monotonic() + limit_s
         if time.monotonic() > end:
-            raise TimeoutError(f"fewer than {count} rollouts after {limit_s:.0f} s")
+            raise TimeoutError(f"{now} rollouts of {count}, and no new one for {limit_s:.0f} s")
         await asyncio.sleep(0.1)
 
 

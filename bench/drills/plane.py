@@ -123,14 +123,14 @@ async def database_pause(ground: Ground) -> int:
 
 
 DRILLS = {
-    "plane_replica": ("local", 24, replica),
-    "plane_restart": ("noop", 200, database_restart),
-    "plane_pause": ("noop", 200, database_pause),
+    "plane_replica": ("local", replica),
+    "plane_restart": ("noop", database_restart),
+    "plane_pause": ("noop", database_pause),
 }
 
 
 async def drill(name: str, options: argparse.Namespace) -> Result:
-    engine, size, fault = DRILLS[name]
+    (engine, fault), size = DRILLS[name], options.size
     ground = Ground(engine, options.seed)
     left = Leftovers(ground.home)
     began, problem, counts, injected = time.monotonic(), "", {}, 0
@@ -213,4 +213,4 @@ async def books(ground: Ground, made: dict[str, str]) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print(asyncio.run(drill(sys.argv[1], argparse.Namespace(seed=1))))
+    print(asyncio.run(drill(sys.argv[1], argparse.Namespace(seed=1, size=200))))

@@ -40,6 +40,7 @@ This page and `drills.json` beside it are written by
 ```sh
 make drills                                      # all, 500 attempts a run; SIZE= and SEED= change that; root, PostgreSQL
 python -m bench.drills --only clock --size 60 --seed 2 --out docs/drills.md    # one of them again
+python -m bench.drills.campaign --size 3000      # one long run with a fault every minute, and the memory of its processes
 ```
 
 A line's *attempts* and *seed* say what it was run with; it stays until its drill is run again. These ran on one machine whose

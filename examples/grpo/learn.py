@@ -16,8 +16,9 @@ from torch.nn import functional as F
 
 from examples.grpo.world import demonstration
 from rollyard.train.tiny import TinyModel
-from rollyard.train.tree import pack_tree, row_logprobs
-from rollyard.trajectory.samples import Sample, advantages
+from rollyard.train.tree import group_by_tree, pack_tree, row_logprobs
+from rollyard.trajectory.samples import Sample
+from rollyard.trajectory.value_tree import node_advantages
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28
 ANCHOR = 0.1  # weight of the drift from the reference in the loss
@@ -39,13 +40,12 @@ def token_logprobs(model: TinyModel, ids: torch.Tensor) -> torch.Tensor:
 
 
 def tree_logprobs(model: TinyModel, rows: Sequence[Sample]) -> torch.Tensor:
-    """The same for rows of rollouts, where each rollout's shared prefixes are computed once."""
+    """The same for rows of rollouts, where prefixes that rows of a rollout or of its branches share are computed once."""
     found: dict[tuple[str, int], torch.Tensor] = {}
-    for rollout_id in dict.fromkeys(row.rollout_id for row in rows):
-        own = [row for row in rows if row.rollout_id == rollout_id]
+    for own in group_by_tree(rows):
         tree = pack_tree(own)
-        logits = model.forward_tree(tree.ids, tree.places, tree.sees)
-        found |= {(rollout_id, row.index): picked for row, picked in zip(own, row_logprobs(logits, tree), strict=True)}
+        picked = row_logprobs(model.forward_tree(tree.ids, tree.places, tree.sees), tree)
+        found |= {(row.rollout_id, row.index): line for row, line in zip(own, picked, strict=True)}
     width = max(len(row.ids) for row in rows)
     lines = [found[row.rollout_id, row.index] for row in rows]
     return torch.stack([F.pad(line, (1, width - 1 - len(line))) for line in lines])
@@ -74,9 +74,20 @@ def drift(own: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return apart.exp() - apart - 1
 
 
+def token_advantages(rows: Sequence[Sample], width: int) -> torch.Tensor:
+    """Of every token the advantage of the part of its row that it is in."""
+    by_row = node_advantages(rows)
+    out = torch.zeros(len(rows), width)
+    for number, row in enumerate(rows):
+        for start, advantage in by_row.get((row.rollout_id, row.index), ()):
+            out[number, start:] = advantage
+    return out
+
+
 class Learner:
     """The model as it is given is the reference. The optimiser has no weight decay: nothing but the loss moves a weight.
-    `tree` computes what rows of a rollout share once; the loss is the same, from fewer tokens."""
+    `tree` computes what rows of a rollout, or of rollouts that branch off each other, share once; the loss is the same, from
+    fewer tokens."""
 
     def __init__(self, model: TinyModel, *, rate: float = 3e-4, tree: bool = False) -> None:
         self.model = model
@@ -91,10 +102,10 @@ class Learner:
             return float(((token_logprobs(self.model, ids) - behaviour).abs() * mask).max())
 
     def loss(self, rows: Sequence[Sample]) -> torch.Tensor:
-        """The baseline is per rollout, never per row; a group without variance teaches nothing."""
-        by_rollout = advantages(rows)
+        """The baseline is per rollout, never per row; a group without variance teaches nothing. Where rollouts branch off each
+        other, what lies between two branch points is worth the difference of their values."""
         ids, mask, behaviour = self._tensors(rows)
-        weight = torch.tensor([by_rollout.get(row.rollout_id, 0.0) for row in rows])[:, None]
+        weight = token_advantages(rows, ids.shape[1])
         own, reference = (
             tree_logprobs(model, rows) if self.tree else token_logprobs(model, ids)
             for model in (self.model, self.reference)

@@ -121,12 +121,14 @@ agent = Agent(
     artifacts=("{home}/.claude/projects/*",),
     needs_isolation="landlock",
     says_done=True,
+    freeze_s=240.0,  # its timers fetch its memory back within seconds; it gives a request up after 600
     resume=Resume(
         argv=(*_ARGV, "--continue", "--", "{instruction}"),
         # without these it says in the model's name that no response was requested
         interrupted=Addition(
             env={"CLAUDE_CODE_RESUME_INTERRUPTED_TURN": "1", "CLAUDE_CODE_RESUME_PROMPT": "{instruction}"}
         ),
+        settle_s=0.25,  # it writes a message down a tenth of a second after it has it
     ),
     subagent=ToolUse(
         tool="Agent",

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import typer
-
 from rollyard.cli import check_agent, check_dataset, check_run, check_sandbox, check_tasks
+from rollyard.cli.subverbs import new_group
 
-app = typer.Typer(
-    help="check an agent, a dataset, a run, a sandbox backend or tasks",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
+app = new_group()
 
 
 @app.callback()

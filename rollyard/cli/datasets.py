@@ -9,8 +9,9 @@ import typer
 
 from rollyard.cli import run as run_verb
 from rollyard.cli.printing import print_json, print_table
+from rollyard.cli.subverbs import new_group
 
-app = typer.Typer(help="named datasets", no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = new_group()
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 

@@ -31,14 +31,14 @@ def demo(
 
     rollyard demo
     """
-    from rollyard.cli.printing import print_json
+    from rollyard.cli.printing import print_json, print_text
     from rollyard.core.errors import ConfigError
     from rollyard.runs.demo import run_demo
     from rollyard.runs.display.progress import summary
 
     if base_url is None and (model or key_env):
         raise ConfigError("--model and --key-env go with --base-url")
-    done = anyio.run(run_demo, agent, base_url, model, key_env, store, _say_nothing if json else typer.echo)
+    done = anyio.run(run_demo, agent, base_url, model, key_env, store, _say_nothing if json else print_text)
     if json:
         print_json(summary(done))
     if done.status == "infra_error":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import anyio
@@ -20,19 +21,32 @@ def doctor(
     base_url: Annotated[str | None, typer.Option(help="examine this model server instead of the machine")] = None,
     model: Annotated[str | None, typer.Option(help="the model to ask for, where the server has several")] = None,
     key_env: Annotated[str | None, typer.Option(help="variable that holds the server's key")] = None,
+    capacity: Annotated[
+        bool, typer.Option("--capacity", help="measure how many agents this machine carries, awake and asleep")
+    ] = False,
+    agent: Annotated[
+        list[str] | None, typer.Option(help="with --capacity: only this agent; may be repeated (unset: all installed)")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
 ) -> None:
     """Test what sandboxes and agents need on this machine, or with --base-url what a model server gives: token ids, logprobs,
-    tools, thinking, and what to start it with; or with --sandbox how long a backend takes to open, run, upload and kill. Exit
-    code 3 when something required does not work."""
+    tools, thinking, and what to start it with; or with --sandbox how long a backend takes to open, run, upload and kill; or with
+    --capacity how many agents fit into its memory. Exit code 3 when something required does not work."""
     from rollyard.cli.printing import print_json, print_table
     from rollyard.core.errors import ConfigError
     from rollyard.runs.doctor import examine, healthy
     from rollyard.runs.doctor_sandbox import examine_sandbox
     from rollyard.runs.doctor_server import examine_server
 
-    if sandbox is not None and base_url is not None:
-        raise ConfigError("--sandbox and --base-url are two examinations", hint="ask for one at a time")
+    if sum((sandbox is not None, base_url is not None, capacity)) > 1:
+        raise ConfigError(
+            "--sandbox, --base-url and --capacity are examinations of their own", hint="ask for one at a time"
+        )
+    if agent and not capacity:
+        raise ConfigError("--agent names what --capacity measures", hint="add --capacity")
+    if capacity:
+        _print_capacity(agent or (), json)
+        return
     if image is not None and sandbox is None:
         raise ConfigError("--image is of a sandbox backend", hint="name it with --sandbox NAME")
     if base_url is not None:
@@ -57,4 +71,35 @@ def doctor(
         ]
         print_table(["", "group", "what", "found"], rows)
     if not healthy(findings):
+        raise typer.Exit(3)
+
+
+def _print_capacity(agents: Sequence[str], json: bool) -> None:
+    from rollyard.cli.printing import print_json, print_table
+    from rollyard.runs.doctor_capacity import examine_capacity
+
+    found = anyio.run(examine_capacity, agents)
+    if json:
+        print_json(found)
+    else:
+        typer.echo(
+            f"memory {found.total_mb} MB, available {found.available_mb} MB, of which {found.head_room_mb} MB stay free; "
+            f"swap {found.swap_mb} MB"
+        )
+        header = ["agent", "MB awake", "agents", "MB asleep", "paged out", "agents", ""]
+        rows = [
+            [
+                row.agent,
+                *(
+                    "-" if value is None else str(value)
+                    for value in (row.awake_mb, row.awake, row.asleep_mb, row.paged_out_mb, row.asleep)
+                ),
+                row.problem,
+            ]
+            for row in found.agents
+        ]
+        print_table(header, rows)
+        if found.no_sleep:
+            typer.echo(f"asleep: not measured. {found.no_sleep}")
+    if any(row.awake is None for row in found.agents):
         raise typer.Exit(3)

@@ -16,12 +16,21 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 @app.command()
 def export(
     run: Annotated[str, typer.Argument(help="run id, or the start of it")],
-    out: Annotated[str, typer.Option(help="file to write (a directory for atif)")],
+    out: Annotated[str, typer.Option(help="file to write (a directory for atif, a new one for harbor)")],
     format: Annotated[
         str | None,
-        typer.Option(help="jsonl, turns, samples, parquet, atif, inspect or html; by default from the suffix of --out"),
+        typer.Option(
+            help="jsonl, turns, samples, parquet, atif, inspect, harbor or html; by default from the suffix of --out"
+        ),
     ] = None,
     store: StoreOption = STORE,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="of turns and training rows: only those of this kind of call (agent, subagent, compaction, auxiliary, user, "
+            "discarded); may be given again"
+        ),
+    ] = None,
     unscored: Annotated[
         bool, typer.Option("--unscored", help="include training rows of rollouts without a reward")
     ] = False,
@@ -36,6 +45,8 @@ def export(
     page = format == "html" or (format is None and out.endswith(".html"))
     if page and valid_only:
         raise typer.BadParameter("a page shows every rollout", param_hint="--valid-only")
+    if page and kind:
+        raise typer.BadParameter("a page shows every kind of call", param_hint="--kind")
     if page:
         from rollyard.page.export import export_page
 
@@ -49,7 +60,7 @@ def export(
     from rollyard.store.exports.export import export_run
 
     refuse = refuse_invalid(load_scanners()) if valid_only else None
-    done = anyio.run(export_run, store, run, out, format, unscored, refuse)
+    done = anyio.run(export_run, store, run, out, format, kind or None, unscored, refuse)
     if json:
         print_json(done)
         return

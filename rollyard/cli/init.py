@@ -7,12 +7,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(
-    help="create a task, taskset, agent, script, evaluation or verifier",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-)
+from rollyard.cli.subverbs import new_group
+
+app = new_group()
 
 Where = Annotated[Path, typer.Argument(help="path to create; its last part is the name")]
 Json = Annotated[bool, typer.Option("--json", help="print what was made as JSON")]
@@ -80,7 +77,7 @@ def verifier(path: Where, json: Json = False) -> None:
     from rollyard.tasks.scaffold import new_verifier
 
     made = new_verifier(path)
-    _say(made, "name it in a task's task.toml, as the file says, then: rollyard check tasks FOLDER", json)
+    _say(made, "name it in a task's task.toml, as the file says, then\n  rollyard check tasks FOLDER", json)
 
 
 def _say(made: Path, following: str, json: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import anyio
 import typer
@@ -32,7 +32,7 @@ def list_(
         str | None, typer.Option(help="only this status: completed, agent_error, infra_error, timeout, ...")
     ] = None,
     sort: Annotated[
-        str, typer.Option(help="column to sort by: started_at, task_id, reward, status, calls, wall_s")
+        str, typer.Option(help="column to sort by: started_at, task_id, reward, status, calls, wall_s, ...")
     ] = "started_at",
     descending: Annotated[bool, typer.Option("--descending", help="largest first")] = False,
     limit: Annotated[int, typer.Option(help="rows per page")] = 50,
@@ -41,13 +41,19 @@ def list_(
 ) -> None:
     """List runs, newest first, or rollouts: those of one run, or those of every run that fit.
 
+    On a terminal ids are short; every verb takes them so. In a pipe, and with --json, they are whole.
+
     rollyard list --status infra_error --policy large
     """
-    from rollyard.cli.printing import print_json, print_table
-    from rollyard.core.ids import short_id
+    from rollyard.cli.printing import print_json, print_table, show_id
+    from rollyard.core.errors import UnknownName
+    from rollyard.core.rollout import Status
     from rollyard.store.listing import page, runs
-    from rollyard.store.values import line_name
+    from rollyard.store.values import SortKey, line_name
 
+    for kind, word, known in (("status", status, get_args(Status)), ("column", sort, get_args(SortKey))):
+        if word is not None and word not in known:
+            raise UnknownName(kind, word, known)
     if not run and not (task or agent or policy or status):
         found = anyio.run(runs, store, limit, offset)
         if json:
@@ -55,7 +61,7 @@ def list_(
             return
         rows = [
             [
-                r.id,
+                show_id(r.id),
                 str(r.config.get("name") or "-"),
                 _time(r.created_at),
                 _who(r.config),
@@ -64,6 +70,9 @@ def list_(
             ]
             for r in found
         ]
+        if not rows:
+            typer.echo("no run yet; `rollyard demo` makes one" if not offset else "no more runs")
+            return
         print_table(["run", "name", "created", "agents, policies", "reward", "attempts"], rows)
         return
     chosen = {
@@ -79,14 +88,26 @@ def list_(
         print_json(shown)
         return
     rows = [
-        [r.id, r.task_id, str(r.attempt), line_name(r), r.status, _number(r.reward), str(r.calls), f"{r.wall_s:.1f}"]
+        [
+            show_id(r.id),
+            r.task_id,
+            str(r.attempt),
+            line_name(r),
+            r.status,
+            _number(r.reward),
+            str(r.calls),
+            f"{r.wall_s:.1f}",
+        ]
         for r in shown.rows
     ]
     header = ["rollout", "task", "#", "agent", "status", "reward", "calls", "s"]
     if not run:
         header.insert(1, "run")
         for line, row in zip(rows, shown.rows, strict=True):
-            line.insert(1, short_id(row.run_id) if row.run_id else "-")
+            line.insert(1, show_id(row.run_id) if row.run_id else "-")
+    if not rows:
+        typer.echo("no rollout fits" if not offset else "no more rollouts")
+        return
     print_table(header, rows)
     if shown.next is not None:
         typer.echo(f"{shown.total} rollouts in all; for the next page add --offset {shown.next}")

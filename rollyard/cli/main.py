@@ -1,6 +1,7 @@
 """`rollyard`: the verbs, each loaded from its own file on first use.
 
-A file `cli/<verb>.py` holds a Typer `app`. Exit codes: 0 ok, 1 rollouts failed, 2 usage, 3 infrastructure, 130 Ctrl-C.
+A file `cli/<verb>.py`, with `_` for `-`, holds a Typer `app`.
+Exit codes: 0 ok, 1 rollouts failed, 2 usage, 3 infrastructure, 130 Ctrl-C.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ GROUPS: dict[str, dict[str, str]] = {
         "grep": "search transcripts, tool calls, logs and verdicts for a text",
         "scan": "look for rewards that cannot be trusted: tests touched, answers read, loops, refusals",
         "compare": "compare two runs on the same tasks",
-        "export": "write a run as JSON Lines, training rows, Parquet, ATIF, an Inspect log or HTML",
+        "export": "write a run as JSON Lines, training rows, Parquet, ATIF, an Inspect log, a job of Harbor or HTML",
         "import": "bring in an Inspect log, an ATIF document or a job folder of Harbor as a run",
     },
     "Keep": {
         "check": "check an agent, a dataset, a run, a sandbox backend or tasks",
         "datasets": "add datasets by name, list, show and run them",
+        "make-tasks": "make tasks out of a Python package: faults that its own tests find",
         "image": "add, list and remove images; build layers",
         "store": "back up a store while it is in use, and restore it",
         "clean": "remove what dead sandboxes left; end live ones by label or age",
@@ -74,7 +76,7 @@ class Verbs(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in VERBS:
             raise UnknownName("verb", cmd_name, list(VERBS), hint="`rollyard --help` describes them")
-        command = typer.main.get_command(import_module(f"rollyard.cli.{cmd_name}").app)
+        command = typer.main.get_command(import_module(f"rollyard.cli.{cmd_name.replace('-', '_')}").app)
         command.name = cmd_name
         return command
 
@@ -153,5 +155,8 @@ def main() -> None:
         if for_a_program:
             _print_error(type(error).__name__, error.message, error.hint)
         else:
-            typer.echo(fit_terminal(f"rollyard: {error}"), err=True)
+            from rollyard.runs.display.paint import RED, paint
+
+            told = fit_terminal(f"rollyard: {error}")
+            typer.echo(told.replace("rollyard:", paint("rollyard:", RED, sys.stderr), 1), err=True)
         sys.exit(USAGE if isinstance(error, ConfigError) else INFRASTRUCTURE)

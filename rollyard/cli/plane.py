@@ -9,11 +9,9 @@ from urllib.parse import quote, urlencode
 import anyio
 import typer
 
-app = typer.Typer(
-    help="keep a control plane's keys, owners, quotas, instances and secrets",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
+from rollyard.cli.subverbs import new_group
+
+app = new_group()
 Url = Annotated[str, typer.Option(envvar="ROLLYARD_URL", help="URL of the control plane")]
 Key = Annotated[
     str,

@@ -39,6 +39,10 @@ def rescore(
     if as_json:
         print_json(rows)
         return
-    cells = [(r.task_id, f"#{r.attempt}", str(r.before), str(r.after), r.error or "") for r in rows]
+    cells = [(r.task_id, f"#{r.attempt}", _number(r.before), _number(r.after), r.error or "") for r in rows]
     print_table(("task", "attempt", "before", "after", "note"), cells)
     typer.echo(f"{sum(r.changed for r in rows)} of {len(rows)} changed")
+
+
+def _number(reward: float | None) -> str:
+    return "-" if reward is None else f"{reward:g}"

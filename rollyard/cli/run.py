@@ -36,7 +36,9 @@ def run(
         ),
     ] = None,
     attempts: Annotated[int, typer.Option(help="attempts at each task")] = 1,
-    parallel: Annotated[int, typer.Option(help="rollouts at the same time")] = 4,
+    parallel: Annotated[
+        str, typer.Option(help="rollouts at the same time; auto: as many as this machine's memory carries")
+    ] = "4",
     sandbox: Annotated[str, typer.Option(help="sandbox backend")] = "local",
     store: StoreOption = STORE,
     name: Annotated[str, typer.Option(help="name of the run, by which other verbs find it")] = "",
@@ -86,7 +88,7 @@ def run(
     """
     from rollyard.runs.display.loggers import with_loggers
     from rollyard.runs.display.progress import display as make_display
-    from rollyard.runs.run.command import RunRequest, execute, resume_command
+    from rollyard.runs.run.command import RunRequest, execute, read_parallel, resume_command
     from rollyard.runs.run.interrupt import run_interruptibly
 
     if log_to and instruction is not None:
@@ -99,7 +101,7 @@ def run(
         policies=tuple(policy or ()),
         options=options,
         attempts=attempts,
-        parallel=parallel,
+        parallel=read_parallel(parallel),
         sandbox=sandbox,
         store=store,
         resume=resume,

@@ -31,7 +31,7 @@ def scan(
     Each finding says whether it takes the ground from a success, a failure or both. The exit code is 1 where a reward is
     invalid.
     """
-    from rollyard.cli.printing import print_json
+    from rollyard.cli.printing import print_json, print_text
     from rollyard.runs.scan.scan import scan_run
     from rollyard.store.listing import printable
 
@@ -39,6 +39,6 @@ def scan(
     if json:
         print_json(report)
     else:
-        typer.echo(printable(report.text()))
+        print_text(printable(report.text()))
     if report.invalid:
         raise typer.Exit(ROLLOUTS_FAILED)

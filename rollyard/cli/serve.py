@@ -9,10 +9,11 @@ import typer
 
 from rollyard.cli.options import AllowHosts, Port
 from rollyard.cli.store_option import StoreOption
+from rollyard.cli.subverbs import new_group
 from rollyard.core.agent import DEFAULT_AGENT
 from rollyard.core.home import STORE
 
-app = typer.Typer(help="run a server", no_args_is_help=True, rich_markup_mode=None)
+app = new_group()
 
 
 @app.callback()
@@ -295,6 +296,9 @@ def plane(
         str, typer.Option(help="debug, info, warning or error; logs are JSON lines on stderr")
     ] = "info",
     log_requests: Annotated[bool, typer.Option("--log-requests", help="log a line for each request")] = False,
+    build_network: Annotated[
+        str, typer.Option(help="what the Dockerfiles of pushed folders may reach: none, allow:HOST,... or public")
+    ] = "none",
     worlds: Annotated[Path | None, typer.Option(help="Fleet: folder of folders with a world.toml")] = None,
     fleet_tasks: Annotated[list[Path] | None, typer.Option(help="Fleet: file of tasks; may be repeated")] = None,
     job_policy: Annotated[
@@ -342,6 +346,7 @@ def plane(
             drain_s=drain_s,
             log_level=log_level,
             log_requests=log_requests,
+            build_network=build_network,
             faces=FaceOptions(
                 aenv=aenv,
                 aenv_keys=aenv_keys,

@@ -34,7 +34,7 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Show what the store has of a run or a rollout."""
-    from rollyard.cli.printing import print_json
+    from rollyard.cli.printing import print_json, print_text
     from rollyard.store.listing import show
 
     if log and part not in (Part.ALL, Part.LOG):
@@ -43,5 +43,7 @@ def show(
     shown = str(Part.LOG if log else part)
     if json:
         print_json(found.document(shown))
+    elif shown == Part.ALL:
+        print_text(found.text(shown))
     else:
         typer.echo(found.text(shown))

@@ -11,9 +11,10 @@ import typer
 
 from rollyard.cli.printing import print_json
 from rollyard.cli.store_option import StoreOption
+from rollyard.cli.subverbs import new_group
 from rollyard.core.home import STORE
 
-app = typer.Typer(help="back up, restore, copy and prune a store", no_args_is_help=True, rich_markup_mode=None)
+app = new_group()
 
 
 @app.callback()

@@ -26,13 +26,13 @@ def why(
 
     rollyard why last
     """
-    from rollyard.cli.printing import print_json
+    from rollyard.cli.printing import print_json, print_text
     from rollyard.runs.report.why import explain_by_id
 
     found = anyio.run(explain_by_id, store, id, limit)
     if json:
         print_json(found)
     elif found:
-        typer.echo("\n\n".join(one.text() for one in found))
+        print_text("\n\n".join(one.text() for one in found))
     else:
         typer.echo("every rollout of the run has the reward 1")

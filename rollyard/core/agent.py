@@ -108,11 +108,15 @@ class ToolUse(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
 
 class Resume(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How an agent goes on from its own session, where its files are as it left them. `argv` takes the place of the agent's own;
-    `{instruction}` in it is what is said to it next. `interrupted` is added where it was cut off in the middle of a turn."""
+    `{instruction}` in it is what is said to it next. `interrupted` is added where it was cut off in the middle of a turn.
+
+    `settle_s` is for an agent that asks first and writes its session later: a snapshot waits until it has been idle for so many
+    seconds."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str] = {}
     interrupted: Addition = Addition()
+    settle_s: float = 0.0
 
     def __post_init__(self) -> None:
         check_sequences(self)
@@ -174,6 +178,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     needs_isolation: Isolation | None = None  # nobody is asked before its commands run: this isolation or stronger
     subagent: ToolUse | None = None  # how its model starts a sub-agent
     resume: Resume | None = None  # how it goes on from its own session; None: it cannot
+    freeze_s: float = 0.0  # asleep it has to be frozen, or its memory comes back by itself; for at most so long
     lingers: bool = False  # its process outlives its last event
     says_done: bool = False  # its output says how it ended; an exit without that event is a failure
     acts_by: Literal["tools", "keystrokes", "edits"] = "tools"  # the last two are read out of the model's text

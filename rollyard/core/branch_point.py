@@ -11,6 +11,7 @@ from rollyard.core.errors import ConfigError
 # What an agent is told where it only has to go on: its resume flag wants words. The policy never sees a part that holds them.
 RESUME_MARK = "[[rollyard resume]]"
 END = "end"  # the place after the last answer that was recorded
+AFTER = "after:"  # before a call's id: the place after its answer, for a parent that goes on meanwhile
 
 
 How = Literal["auto", "resume", "replay"]  # by the agent's own session, or by its commands run again; auto: as can be
@@ -18,11 +19,16 @@ HOWS: tuple[How, ...] = get_args(How)
 
 
 class BranchPoint(msgspec.Struct, frozen=True):
-    """`call` is the id of the parent's call that the child's policy answers anew, or `end`: all recorded answers are given
-    again, and the child goes on from there."""
+    """`call` is the id of the parent's call that the child's policy answers anew; or `end`, or `after:` and an id: all recorded
+    answers, or those up to that one, are given again, and the child goes on from there."""
 
     rollout: str
     call: str
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether it lies behind an answer and not at a call: what the policy saw there is not known."""
+        return self.call == END or self.call.startswith(AFTER)
 
     @classmethod
     def parse(cls, text: str) -> BranchPoint:

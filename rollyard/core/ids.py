@@ -13,18 +13,19 @@ import time
 LAST = "last"  # said instead of an id: the newest run
 SHORT = 8  # characters of a short id
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]  # of ten bits each
 
 
-def _pairs(value: int, count: int) -> str:
-    """The low bits of a number, ten to a pair of digits, highest first."""
-    return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(10 * (count - 1), -1, -10)])
+def _eight(value: int) -> str:
+    """The low forty bits of a number as eight digits."""
+    pairs = _PAIRS
+    return pairs[(value >> 30) & 1023] + pairs[(value >> 20) & 1023] + pairs[(value >> 10) & 1023] + pairs[value & 1023]
 
 
 def new_id(prefix: str) -> str:
     """`new_id("run")` -> `run_01k9...`: 45 bits of milliseconds, then 80 random bits."""
     at, chance = time.time_ns() // 1_000_000, int.from_bytes(os.urandom(10), "big")
-    return f"{prefix}_{_ALPHABET[(at >> 40) & 31]}{_pairs(at, 4)}{_pairs(chance, 8)}"
+    return f"{prefix}_{_ALPHABET[(at >> 40) & 31]}{_eight(at)}{_eight(chance >> 40)}{_eight(chance)}"
 
 
 def short_id(id: str) -> str:

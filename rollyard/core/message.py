@@ -102,19 +102,22 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def text(self) -> str:
-        return "".join(p.text for p in self.parts if isinstance(p, Text))
+        parts = self.parts
+        if len(parts) == 1 and type(parts[0]) is Text:
+            return parts[0].text
+        return "".join([p.text for p in parts if isinstance(p, Text)])
 
     @property
     def thinking(self) -> str:
-        return "".join(p.text for p in self.parts if isinstance(p, Thinking) and not p.redacted)
+        return "".join([p.text for p in self.parts if isinstance(p, Thinking) and not p.redacted])
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        return tuple(p for p in self.parts if isinstance(p, ToolCall))
+        return tuple([p for p in self.parts if isinstance(p, ToolCall)])
 
     @property
     def tool_results(self) -> tuple[ToolResult, ...]:
-        return tuple(p for p in self.parts if isinstance(p, ToolResult))
+        return tuple([p for p in self.parts if isinstance(p, ToolResult)])
 
 
 class ToolSpec(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

@@ -5,6 +5,11 @@ from __future__ import annotations
 from rollyard.core.errors import ConfigError
 
 
+def count(number: int, noun: str) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def check_least(least: float, **values: float | None) -> None:
     """None is unset. Each number is at least this large; a truth value is no number."""
     for name, value in values.items():

@@ -44,19 +44,22 @@ InstanceState = Literal["creating", "running", "paused", "deleting", "deleted", 
 
 class EnvBuild(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How an image comes from pushed files: `bundle` is their sha256, `context` the folder of them that is built from. With a
-    `dockerfile` (a path below that) it is carried out; without, the files are laid over the image `base` at `target`."""
+    `dockerfile` (a path below that) it is carried out; without, the files are laid over the image `base` at `target`. `start` is
+    what runs in its working directory where the Dockerfile names no program."""
 
     bundle: str
     context: str = ""
     dockerfile: str | None = None
     base: str = "host"
     target: str = "/app"
+    start: tuple[str, ...] = ()
 
 
 class EnvSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What an environment is. `artifacts` are hexadecimal sha256 digests by name. `start` is the program that runs in every
     instance (its arguments are appended); `port` is where the environment's own server of tools, functions, reward and
-    health listens inside. With `build` the image is made from pushed files, and so is what the files say about starting it."""
+    health listens inside. With `build` the image is made from pushed files, and so is what the files say about starting it; an
+    `image` that is named beside it is taken where the engine has it."""
 
     description: str = ""
     image: str = "host"
@@ -188,6 +191,7 @@ class AdmissionTerms(msgspec.Struct, frozen=True, kw_only=True):
     burst: int = 1
 
 
+AENV_SERVER = ("python3", "-m", "aenv.main", "src")  # what `aenv run` starts in the folder of a project
 POOL_OWNER = "pool/"
 KEYLESS_OWNER = "aenv"  # callers without a key, where a face lets them in: they see what is theirs and nothing else
 

@@ -17,7 +17,7 @@ from rollyard.core.events import Event
 from rollyard.core.node import Node
 from rollyard.core.program import Command, ExecOptions, Program, StartOptions
 from rollyard.core.rollout import Rollout, Verdict
-from rollyard.core.sandbox import Capabilities, Exit, Resources, SandboxInfo, SandboxSpec, SandboxUsage, Stat
+from rollyard.core.sandbox import Capabilities, Exit, MemoryUse, Resources, SandboxInfo, SandboxSpec, SandboxUsage, Stat
 from rollyard.core.task import Task
 
 
@@ -117,6 +117,24 @@ class MeasuresUsage(Protocol):
     async def usage(self) -> SandboxUsage: ...
 
 
+@runtime_checkable
+class Sleeps(Protocol):
+    """A sandbox whose memory can go to the machine's swap while its agent waits. `freeze` is for an agent that would fetch it
+    back at once."""
+
+    async def put_to_sleep(self, *, freeze: bool = False) -> None: ...
+    async def wake(self) -> None: ...
+
+
+@runtime_checkable
+class SleepsSandboxes(Protocol):
+    """A backend whose sandboxes do."""
+
+    def check_sleep(self) -> None:
+        """Raises `Unsupported` where the machine has no swap."""
+        ...
+
+
 class Opening(Protocol):
     """What `Backend.open` returns: await it for a sandbox you close yourself, or enter it to have it closed."""
 
@@ -140,6 +158,13 @@ class Backend(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+@runtime_checkable
+class MeasuresMemory(Protocol):
+    """A backend whose sandboxes are on one machine, and that says how much of its memory each of those it opened holds."""
+
+    async def memory(self) -> MemoryUse: ...
 
 
 @runtime_checkable
@@ -176,6 +201,14 @@ class Policy(Protocol):
     async def __call__(self, call: Call) -> Reply: ...
     async def closed(self, rollout_id: str) -> None: ...
     async def aclose(self) -> None: ...
+
+
+@runtime_checkable
+class HasText(Protocol):
+    """A policy that knows the text it was made from (`upstream:URL#key_env=NAME`): the text makes it again in another
+    process. None where it was made otherwise, or with a key that no text may hold."""
+
+    text: str | None
 
 
 @runtime_checkable

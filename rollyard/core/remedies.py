@@ -152,6 +152,10 @@ REMEDIES: Mapping[str, Remedy] = {
         "A call was answered and could not be kept, so the agent was not given the answer.",
         "See StoreError: the store is full, locked or away.",
     ),
+    "SessionIncomplete": Remedy(
+        "The gate was started again, and the session had a policy, tools or a secret of its own that no log can keep.",
+        "`GET /sessions/ID` names what is missing; `gate.supply(rollout_id, policy=..., tools=...)` gives it back.",
+    ),
     "BranchDiverged": Remedy(
         "A branch asked something else than its parent did, so it is not where the parent was.",
         "Branch from an earlier call, or from a task whose set-up gives the same files each time (docs/branching.md).",

@@ -190,6 +190,18 @@ class SandboxUsage(msgspec.Struct, frozen=True, kw_only=True):
     disk_total: int
 
 
+class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
+    """The memory of the machine that a backend's sandboxes are on, in bytes. `sandboxes` is what each holds of it, by its id,
+    with a fair share of what several hold together; `swapped` is what was paged out of each."""
+
+    total: int
+    available: int
+    swap: int = 0
+    swap_free: int = 0
+    sandboxes: Mapping[str, int] = {}
+    swapped: Mapping[str, int] = {}
+
+
 class Stat(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     kind: Literal["file", "dir", "symlink", "other"]

@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import CallLog
 from rollyard.gate import rollout_json
@@ -53,6 +54,12 @@ class NewSession(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     disable_thinking: bool | None = None
 
 
+class SuppliedSecret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`PATCH /sessions/{id}`: what a restart takes from a session of this API."""
+
+    api_key: str
+
+
 def operator_app(gate: Gate, log: CallLog | None) -> Starlette:
     admin, trainer = Admin(gate, log), Trainer(gate)
 
@@ -65,6 +72,7 @@ def operator_app(gate: Gate, log: CallLog | None) -> Starlette:
             route("/sessions", "POST", gate.admin_key, admin.create),
             route("/sessions", "GET", gate.admin_key, admin.index),
             route(one, "GET", gate.admin_key, admin.show),
+            route(one, "PATCH", gate.admin_key, admin.supply),
             route(one, "DELETE", gate.admin_key, admin.delete),
             route(one + "/rollout", "GET", gate.admin_key, admin.rollout),
             route(one + "/trace_entries", "GET", gate.admin_key, admin.entries),
@@ -151,6 +159,14 @@ class Admin:
             raise OperatorRefused(404, "unknown session")
         return as_json({**_summary(session), **rollout_json.stats(session.trajectory), "log": session.log_tail()})
 
+    async def supply(self, request: Request) -> Response:
+        given = await read_body(request, SuppliedSecret)
+        try:
+            session = self._gate.supply(request.path_params["session_id"], api_key=given.api_key)
+        except ConfigError as error:
+            raise OperatorRefused(409, error.message) from error
+        return as_json(_summary(session))
+
     async def delete(self, request: Request) -> Response:
         session = self._gate.sessions.get(request.path_params["session_id"])
         if session is None:
@@ -216,6 +232,7 @@ def _summary(session: Session) -> dict[str, Any]:
         "budget_stop_count": session.budget_stops,
         "exhausted": session.exhausted,
         "reached": session.reached,
+        "missing": dict(session.missing),
         "prompt_tokens": session.prompt_tokens,
         "completion_tokens": session.completion_tokens,
         "metadata": _show(session.metadata),

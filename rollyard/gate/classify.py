@@ -41,6 +41,7 @@ KEPT_HEADERS: Mapping[bytes, str] = {
 
 _TITLE = re.compile(r"\b(title|session name|name (?:for|of) (?:this|the) (?:session|conversation|chat))\b", re.I)
 _SUMMARY = re.compile(r"\b(summar(?:y|ise|ize|ising|izing)|compact(?:ion|ed)?|hand-?off|checkpoint)\b", re.I)
+_END = 2000  # characters at either end of a text that are searched
 _NO_TOOLS = re.compile(r"\b(?:do not|don't|never|without)\b[^.\n]{0,40}\btools?\b", re.I)
 
 
@@ -91,9 +92,9 @@ def _guess_kind(call: Call, shape: Shape, *, known_thread: bool) -> CallKind:
             return "compaction"
         other = shape.tools != call.tools_digest and shape.system != system
         return "subagent" if other and not known_thread else "agent"
-    if _asks_summary(call) and len(call.messages) > 1 and shape.tools is not None:
-        return "compaction"
-    if _TITLE.search(_instructions(call)) or call.sampling.max_tokens == 1 or shape.tools is not None:
+    if shape.tools is not None:
+        return "compaction" if len(call.messages) > 1 and _asks_summary(call) else "auxiliary"
+    if call.sampling.max_tokens == 1 or _TITLE.search(_instructions(call)):
         return "auxiliary"
     return "agent"
 
@@ -108,7 +109,7 @@ def _last_user(call: Call) -> str:
 def _asks_summary(call: Call) -> bool:
     """The words are looked for near both ends: the text between may be the whole conversation."""
     text = _last_user(call)
-    return bool(_SUMMARY.search(text[:2000]) or _SUMMARY.search(text[-2000:]))
+    return bool(_SUMMARY.search(text, 0, _END) or (len(text) > _END and _SUMMARY.search(text[-_END:])))
 
 
 def _instructions(call: Call) -> str:

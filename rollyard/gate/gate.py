@@ -11,23 +11,24 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
-from rollyard.core.errors import CannotListen, ConfigError, GateUnreachable
+from rollyard.core.errors import CannotListen, ConfigError, Error, GateUnreachable
 from rollyard.core.ids import secret
 from rollyard.core.lease import Lease
 from rollyard.core.log import Log
-from rollyard.core.protocols import CallLog, Listener, Policy, Prefix, SessionRecord
+from rollyard.core.protocols import CallLog, Listener, Passthrough, Policy, Prefix, SessionRecord
 from rollyard.gate.calls import Calls
 from rollyard.gate.keys import KeyRing, check_key, key_hash
 from rollyard.gate.limits import Budget, GateLimits, Tls
 from rollyard.gate.listener import Doorway, accept
 from rollyard.gate.metrics import GateCounters
+from rollyard.gate.own_parts import OwnParts, changed_tools, describe_parts, describe_policy, list_tools, missing_parts
 from rollyard.gate.session import Session, SessionPlan
 from rollyard.net.asgi import App, Mounted
 from rollyard.net.binding import LOOPBACK, http_url
@@ -50,7 +51,9 @@ class Gate:
         admin_key: str | None = None,
         trainer_key: str | None = None,
         limits: GateLimits = GateLimits(),  # noqa: B008 - frozen
+        reopen: Callable[[str], Policy] | None = None,
     ) -> None:
+        """`reopen` (`rollyard.policy.parse`) makes the own policies of sessions in `log` again, from their texts."""
         if host == "":
             raise ConfigError("host must name an address", hint='"127.0.0.1", or None to listen only in sandboxes')
         self.policy = policy
@@ -64,6 +67,8 @@ class Gate:
         self.calls = Calls(log, limits, self.counters)
         self.url: str | None = None
         self._log = log
+        self._reopen = reopen
+        self._reopened: dict[str, Policy] = {}  # by text; the gate made them, the gate closes them
         self._host, self._port, self._tls, self._unix = host, port, tls, unix
         self._keys: KeyRing[Session] = KeyRing(limits.closed_keys)
         self._doorways: set[Doorway] = set()
@@ -95,7 +100,7 @@ class Gate:
 
     async def aclose(self) -> None:
         """Stop serving. Sessions stay open in the log: a gate started again on it goes on with them. The policy is not
-        closed: whoever made it does that."""
+        closed: its maker does that."""
         if not self._running:
             return
         self._running = False
@@ -112,6 +117,8 @@ class Gate:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=self.limits.close_s)
+        for policy in self._reopened.values():
+            await policy.aclose()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -240,7 +247,8 @@ class Gate:
             server_tools=server_tools,
             prefix=prefix,
         )
-        session = Session(self, rollout_id, plan, key=secret("ry"))
+        own = describe_parts(None if answers is self.policy else answers, tools, prefix, settings)
+        session = Session(self, rollout_id, plan, key=secret("ry"), own=own)
         self.sessions[rollout_id] = session
         try:
             if self._log is not None:
@@ -323,16 +331,66 @@ class Gate:
                 self._keys.add(session)
 
     def _restore_session(self, record: SessionRecord) -> Session:
+        own = msgspec.convert(record.settings.get("own", {}), OwnParts)
+        missing = missing_parts(own)
+        policy = self.policy
+        if own.policy is not None:
+            try:
+                policy = self._open_again(own.policy)
+            except Error as error:
+                missing["policy"] = f"its policy {own.policy} could not be opened again ({error}); supply policy="
         plan = SessionPlan(
-            policy=self.policy,
+            policy=policy,
             budget=msgspec.convert(record.settings.get("budget", {}), Budget),
             settings=record.settings.get("options", {}),
             metadata=record.settings.get("metadata", {}),
             held=bool(record.settings.get("held", False)),
             server_tools=bool(record.settings.get("server_tools", True)),
         )
-        session = Session(self, record.rollout_id, plan, hashed=record.key_hash, created_at=record.created_at)
-        session.restored = True
+        session = Session(self, record.rollout_id, plan, hashed=record.key_hash, created_at=record.created_at, own=own)
+        session.restored, session.missing = True, missing
+        for why in missing.values():
+            session.note(f"after a restart: {why}")
+        return session
+
+    def _open_again(self, text: str) -> Policy:
+        if text not in self._reopened:
+            if self._reopen is None:
+                raise ConfigError("this gate opens no policies", hint="give it reopen=")
+            self._reopened[text] = self._reopen(text)
+        return self._reopened[text]
+
+    def supply(
+        self,
+        rollout_id: str,
+        *,
+        policy: Policy | None = None,
+        tools: Mounted | None = None,
+        api_key: str | None = None,
+    ) -> Session:
+        """Give a session back what a restart took from it and no log can keep; `Session.missing` names it. What it does not
+        lack is refused, and so are tools that the agent was told of otherwise."""
+        session = self.sessions.get(rollout_id)
+        if session is None:
+            raise ConfigError(f"no open session of rollout {rollout_id}")
+        given = {name for name, one in (("policy", policy), ("tools", tools), ("api_key", api_key)) if one is not None}
+        if surplus := sorted(given - session.missing.keys()):
+            raise ConfigError(f"rollout {rollout_id} lacks no {', '.join(surplus)}")
+        if tools is not None and (changed := changed_tools(session.own, list_tools(tools))):
+            raise ConfigError(
+                f"these tools are not those of rollout {rollout_id} before the restart: {', '.join(changed)}"
+            )
+        if policy is not None:
+            session.policy = policy
+            session.through = policy if isinstance(policy, Passthrough) else None
+            now = describe_policy(policy)
+            session.own = msgspec.structs.replace(session.own, policy=now.policy, policy_class=now.policy_class)
+        if tools is not None:
+            session.tools = tools
+        if api_key is not None:
+            session.settings = {**session.settings, "api_key": api_key}
+        for name in given:
+            del session.missing[name]
         return session
 
     # -- what the operator sees

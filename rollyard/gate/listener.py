@@ -134,6 +134,7 @@ class Doorway:
             if named != session.rollout_id:
                 raise NotFound("this key has no such rollout")
             inner = "/" + rest
+        session.check_complete()
         session.reached = True
         if session.budget.body is not None:
             exchange.body_limit = min(exchange.body_limit, session.budget.body)

@@ -12,11 +12,13 @@ import msgspec
 
 from rollyard.core.call import REPLAYED, Call, Dialect, Reply, Usage
 from rollyard.core.lease import Lease
+from rollyard.core.log import Log
 from rollyard.core.protocols import Passthrough, Policy, Prefix, SessionRecord
 from rollyard.gate.classify import Shape
 from rollyard.gate.fairness import Lane
 from rollyard.gate.keys import key_hash
 from rollyard.gate.limits import Budget
+from rollyard.gate.own_parts import SECRETS, OwnParts, SessionIncomplete
 from rollyard.gate.pending import Turns
 from rollyard.gate.refusals import StopReason
 from rollyard.trajectory.trajectory import Trajectory
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from rollyard.gate.listener import Doorway
     from rollyard.net.asgi import Mounted
 
+_log = Log("rollyard.gate")
 LOG_LINES = 100
 MAX_REFUSED = 50  # names of a provider's tools that are kept
 GAVE_UP = 499  # the agent left before its answer; nginx gave this number its meaning
@@ -41,9 +44,6 @@ class RefusedCall(msgspec.Struct, frozen=True, kw_only=True):
     status: int | None = None  # the model server's, where it was one that refused; GAVE_UP where the agent did
     model: str = ""  # as the agent named it
     reason: StopReason | None = None  # what the agent's request ran into
-
-
-_UNSAVED = ("api_key",)  # settings that are secrets: used, never written down
 
 
 class SessionPlan(NamedTuple):
@@ -72,6 +72,7 @@ class Session:
         key: str | None = None,
         hashed: bytes | None = None,
         created_at: float | None = None,
+        own: OwnParts = OwnParts(),  # noqa: B008 - frozen
     ) -> None:
         self.gate = gate
         self.rollout_id = rollout_id
@@ -83,6 +84,8 @@ class Session:
         # awaited while a call of the agent's is held; told whether a recorded answer waits for it
         self.before_answer: Callable[[Call, bool], Awaitable[None]] | None = None
         self.replayed = 0  # calls that were answered out of it
+        self.own = own  # what it has beyond the gate's policy, as the log keeps it
+        self.missing: dict[str, str] = {}  # what of that a restart took, until it is supplied
         self.refused_tools: dict[str, int] = {}  # what it asked of that and did not get, and how often
         self.through: Passthrough | None = plan.policy if isinstance(plan.policy, Passthrough) else None
         self.created_at = time.time() if created_at is None else created_at
@@ -146,6 +149,17 @@ class Session:
                 if name in self.refused_tools or len(self.refused_tools) < MAX_REFUSED:
                     self.refused_tools[name] = self.refused_tools.get(name, 0) + 1
             raise
+
+    def check_complete(self) -> None:
+        """Raise where a restart took something from it that was not supplied yet."""
+        if self.missing:
+            _log.warning(
+                "rollout %s answers nothing since a restart: %s", self.rollout_id, "; ".join(self.missing.values())
+            )
+            raise SessionIncomplete(
+                f"the gate was started again and this rollout lacks its {', '.join(self.missing)}; its operator can supply it",
+                rollout_id=self.rollout_id,
+            )
 
     def note_recorded(self, reply: Reply) -> None:
         """An answer out of `prefix`: the parent's, or one that the caller wrote."""
@@ -228,10 +242,11 @@ class Session:
             created_at=self.created_at,
             settings={
                 "budget": msgspec.to_builtins(self.budget),
-                "options": {k: v for k, v in self.settings.items() if k not in _UNSAVED},
+                "options": {k: v for k, v in self.settings.items() if k not in SECRETS},
                 "metadata": dict(self.metadata),
                 "held": self.held,
                 "server_tools": self.server_tools,
+                "own": msgspec.to_builtins(self.own),
             },
             attempt_id=self.lease.attempt.id if self.lease is not None else None,
             fence=self.lease.fence if self.lease is not None else None,

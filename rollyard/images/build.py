@@ -9,7 +9,7 @@ other, and its failure is shown.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -27,6 +27,7 @@ from rollyard.images.build_context import Context
 from rollyard.images.build_copy import CopyInstruction, assemble, fetch, put
 from rollyard.images.build_types import BuildCache, BuildOptions, Built, Images, NoCache
 from rollyard.images.dockerfile import BuildPlan, Instruction
+from rollyard.images.mirrors import find_usable
 
 _TAIL = 2000
 _Act = Callable[[Sandbox], Awaitable[None]]
@@ -201,7 +202,12 @@ class _StageRun:
     def set(self, **fields: object) -> None:
         self.built = msgspec.structs.replace(self.built, **fields)
 
+    def say(self, words: str) -> None:
+        if self.builder.options.say is not None:
+            self.builder.options.say(words)
+
     async def step(self, item: Instruction) -> None:
+        self.say(f"{Path(self.plan.file).name}:{item.line}: {item.kind} {item.text}")
         try:
             await getattr(self, f"_{item.kind.lower()}")(item)
         except ValueError as error:
@@ -290,7 +296,7 @@ class _StageRun:
         async def run(sandbox: Sandbox) -> None:
             for path in scratch:
                 await sandbox.mkdir(path)
-            told = await _find_usable(self.builder.options.env, sandbox)
+            told = await find_usable(self.builder.options.env, sandbox)
             done = await sandbox.exec(
                 command,
                 env={**told, **env},
@@ -298,6 +304,7 @@ class _StageRun:
                 user=built.user,
                 timeout=max(1.0, self.builder.deadline.left),
             )
+            self.say(done.text + ("\n[the rest of its output was not kept]" if done.truncated else ""))
             if not done.ok:
                 how = "ran out of time" if done.timed_out else f"exited with {done.exit_code}"
                 raise CommandFailed(
@@ -378,6 +385,7 @@ class _StageRun:
         known = self.builder.cache.get(name)
         if known is not None and self.sandbox is None and await self._alive(known.decode(), name):
             self.set(image=known.decode(), cached=self.built.cached + 1)
+            self.say("kept from an earlier build")
             return
         if self.sandbox is None:
             self.sandbox = await self.stack.enter_async_context(
@@ -426,11 +434,6 @@ def _scratch_mounts(item: Instruction) -> tuple[str, ...]:
     return tuple(found)
 
 
-async def _find_usable(env: Mapping[str, str], sandbox: Sandbox) -> dict[str, str]:
-    """Without the variables that name a file which this image does not have."""
-    return {name: value for name, value in env.items() if not value.startswith("/") or await sandbox.exists(value)}
-
-
 _NETWORK_SIGNS = (
     "Could not resolve",
     "Temporary failure in name resolution",
@@ -448,8 +451,9 @@ def _network_hint(network: str, output: str) -> str | None:
     """What to do about a command that missed the network."""
     if network == "none" and any(sign in output for sign in _NETWORK_SIGNS):
         return (
-            "a Dockerfile is built without a network. Give it one (--network allow:HOST,... or --network public), copy what RUN"
-            " needs into the build folder (wheels, archives), or build the image elsewhere, take it in with `rollyard image add"
-            " ARCHIVE --name NAME` and set docker_image = NAME in task.toml"
+            "a Dockerfile is built without a network. Give it one (--network allow:HOST,... or --network public; a plane's"
+            " operator does with `serve plane --build-network`), copy what RUN needs into the build folder (wheels, archives), or"
+            " build the image elsewhere, take it in with `rollyard image add ARCHIVE --name NAME` and set docker_image = NAME in"
+            " task.toml"
         )
     return None

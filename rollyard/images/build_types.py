@@ -97,7 +97,8 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`network` is what RUN commands may reach; `env` is for them alone, and is in no image and no key; `timeout_s` covers the
-    whole build. `may_open` raises for an image that whoever wrote the Dockerfile may not open."""
+    whole build. `may_open` raises for an image that the author of the Dockerfile may not open. `say` is told each instruction and
+    all that its command printed."""
 
     dockerfile: str = "Dockerfile"
     args: Mapping[str, str] = {}
@@ -110,3 +111,4 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     min_isolation: Isolation = "landlock"
     allow_unsafe: bool = False
     may_open: Callable[[str], Awaitable[None]] | None = None
+    say: Callable[[str], None] | None = None

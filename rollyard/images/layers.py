@@ -8,7 +8,9 @@ mapped to what was built by an index, so asking again costs one look-up. The tra
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import platform
 import shutil
 import stat
@@ -117,6 +119,16 @@ class Layers:
         """The layer that `spec` asks for, where it was built before."""
         index = self.root / "index" / _key(spec)
         return index.read_text() if self._is_built(index) else None
+
+    def bytes_so_far(self, spec: LayerSpec) -> int:
+        """Of a build of it that is under way, in this process or another."""
+        found = 0
+        for work in self.dir.glob(f".new-{_key(spec)}-*"):
+            for folder, _, names in os.walk(work):
+                for name in names:
+                    with contextlib.suppress(OSError):  # an installer moves its files about
+                        found += (Path(folder) / name).lstat().st_size
+        return found
 
     def remember(self, spec: LayerSpec, layer_id: str) -> None:
         """From now on a layer that is here, however it came, is what `spec` asks for."""

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from rollyard.core.protocols import Sandbox
+
 Allows = Callable[[str, int], bool]  # whether a build may reach this host and port
 _PIP = {"index-url": "PIP_INDEX_URL", "extra-index-url": "PIP_EXTRA_INDEX_URL", "cert": "PIP_CERT"}
 _NPM = {"registry": "npm_config_registry", "cafile": "npm_config_cafile"}
@@ -21,6 +23,11 @@ FILES = (
     "npm_config_cafile",
     "NODE_EXTRA_CA_CERTS",
 )  # of certificates, for images that have one at the same place
+
+
+async def find_usable(mirrors: Mapping[str, str], sandbox: Sandbox) -> dict[str, str]:
+    """Without the variables that name a file which this image does not have."""
+    return {name: value for name, value in mirrors.items() if not value.startswith("/") or await sandbox.exists(value)}
 
 
 def find_mirrors(allows: Allows, environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> dict[str, str]:

@@ -6,7 +6,6 @@ when one was given.
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Awaitable, Callable, Mapping
 from hmac import compare_digest
 from pathlib import Path
@@ -23,15 +22,14 @@ from starlette.staticfiles import StaticFiles
 from rollyard.core.errors import ConfigError, Error
 from rollyard.page import found, rollouts, sides, tables, tokens
 from rollyard.page.export import run_page
+from rollyard.page.plane_routes import KeyCheck, Operator, plane_routes
 from rollyard.page.planes import PlaneTables
-from rollyard.page.query import PageQuery
+from rollyard.page.query import read_query
 from rollyard.page.rendering import HEADERS, http_error, page, refuse
 from rollyard.store import Store
 from rollyard.store.values import NoteKind
 
 _STATIC = Path(__file__).parent / "static"
-KeyCheck = Callable[[str], bool]
-Shown = Callable[[Request], Awaitable[Response]]
 
 
 class Actions(Protocol):
@@ -55,11 +53,13 @@ def page_app(
     *,
     plane: PlaneTables | None = None,
     plane_key: KeyCheck | None = None,
+    operator: Operator | None = None,
     actions: Actions | None = None,
     token: str | None = None,
 ) -> Starlette:
     """Read-only without `actions` and `token`; `plane` adds the control plane's tables. With `plane_key`, what has ids of
-    instances and names of owners is shown to those who give that key, as the password of their browser's own form."""
+    instances and names of owners is shown to those who give that key, as the password of their browser's own form; they change
+    keys and quotas through `operator`."""
     if (actions is None) != (token is None):
         raise ConfigError("actions need a token, and a token is for actions")
     shown = _Page(store, actions, token, planed=plane is not None)
@@ -89,11 +89,13 @@ def page_app(
         Mount("/static", StaticFiles(directory=_STATIC)),
     ]
     if plane is not None:
-        routes += _plane_routes(shown.show, plane, plane_key)
+        routes += plane_routes(shown.show, plane, plane_key, operator)
     return Starlette(routes=routes, exception_handlers={Error: refuse, HTTPException: http_error})
 
 
-def plane_page_app(plane: PlaneTables, plane_key: KeyCheck | None = None) -> Starlette:
+def plane_page_app(
+    plane: PlaneTables, plane_key: KeyCheck | None = None, operator: Operator | None = None
+) -> Starlette:
     """The control plane's tables alone, where there is no store of runs."""
 
     def show(request: Request, name: str, **fields: Any) -> HTMLResponse:
@@ -104,54 +106,9 @@ def plane_page_app(plane: PlaneTables, plane_key: KeyCheck | None = None) -> Sta
 
     routes = [Route("/", begin), Mount("/static", StaticFiles(directory=_STATIC))]
     return Starlette(
-        routes=[*routes, *_plane_routes(show, plane, plane_key)],
+        routes=[*routes, *plane_routes(show, plane, plane_key, operator)],
         exception_handlers={Error: refuse, HTTPException: http_error},
     )
-
-
-def _plane_routes(show: Callable[..., Response], plane: PlaneTables, key: KeyCheck | None) -> list[BaseRoute]:
-    async def overview(request: Request) -> Response:
-        return show(request, "plane.html", **await plane.overview())
-
-    async def instances(request: Request) -> Response:
-        return show(request, "instances.html", **await plane.instances(_read_query(request)))
-
-    async def instance(request: Request) -> Response:
-        return show(request, "instance.html", **await plane.instance(request.path_params["id"]))
-
-    async def hub(request: Request) -> Response:
-        return show(request, "hub.html", **await plane.hub(_read_query(request)))
-
-    async def quotas(request: Request) -> Response:
-        return show(request, "quotas.html", **await plane.quotas(_read_query(request)))
-
-    return [
-        Route("/plane", overview),
-        Route("/plane/instances", _with_key(instances, key)),
-        Route("/plane/instances/{id}", _with_key(instance, key)),
-        Route("/plane/hub", _with_key(hub, key)),
-        Route("/plane/quotas", _with_key(quotas, key)),
-    ]
-
-
-def _with_key(shown: Shown, key: KeyCheck | None) -> Shown:
-    async def asked(request: Request) -> Response:
-        if key is None or key(_password(request.headers.get("authorization", ""))):
-            return await shown(request)
-        told = {**HEADERS, "WWW-Authenticate": 'Basic realm="the admin key as password", charset="UTF-8"'}
-        return Response("the control plane's tables need its admin key\n", 401, media_type="text/plain", headers=told)
-
-    return asked
-
-
-def _password(header: str) -> str:
-    scheme, _, rest = header.partition(" ")
-    if scheme.lower() == "bearer":
-        return rest.strip()
-    try:
-        return base64.b64decode(rest, validate=True).decode().partition(":")[2] if scheme.lower() == "basic" else ""
-    except ValueError:
-        return ""
 
 
 class _NoteForm(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,10 +120,6 @@ class _NoteForm(msgspec.Struct, frozen=True, kw_only=True):
     token: str = ""
 
 
-def _read_query(request: Request) -> PageQuery:
-    return PageQuery(request.query_params)
-
-
 class _Page:
     def __init__(self, store: Store, actions: Actions | None, token: str | None, *, planed: bool) -> None:
         self._store, self._planed, self._actions, self._token = store, planed, actions, token
@@ -176,15 +129,15 @@ class _Page:
         return page(request, name, status=status, writable=self._actions is not None, planed=self._planed, **fields)
 
     async def runs(self, request: Request) -> Response:
-        return self.show(request, "runs.html", **await tables.runs(self._store, _read_query(request)))
+        return self.show(request, "runs.html", **await tables.runs(self._store, read_query(request)))
 
     async def run(self, request: Request) -> Response:
         run_id, task = request.path_params["run_id"], request.path_params.get("task_id")
-        shown = await tables.run(self._store, self._summaries, run_id, task, _read_query(request))
+        shown = await tables.run(self._store, self._summaries, run_id, task, read_query(request))
         return self.show(request, "run.html", **shown)
 
     async def tasks(self, request: Request) -> Response:
-        shown = await tables.tasks(self._store, self._summaries, request.path_params["run_id"], _read_query(request))
+        shown = await tables.tasks(self._store, self._summaries, request.path_params["run_id"], read_query(request))
         return self.show(request, "tasks.html", **shown)
 
     async def whole(self, request: Request) -> Response:
@@ -195,7 +148,7 @@ class _Page:
     async def rollout(self, request: Request) -> Response:
         rollout_id = request.path_params["rollout_id"]
         try:
-            shown = await rollouts.rollout(self._store, rollout_id, branch=_read_query(request).number("branch"))
+            shown = await rollouts.rollout(self._store, rollout_id, branch=read_query(request).number("branch"))
         except Error:
             running = await rollouts.under_way(self._store, rollout_id)
             if running is None:
@@ -205,14 +158,14 @@ class _Page:
         return self.show(request, "rollout.html", **shown)
 
     async def steps(self, request: Request) -> Response:
-        asked = _read_query(request)
+        asked = read_query(request)
         shown = await rollouts.steps(
             self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=asked.number("from")
         )
         return self.show(request, "steps.html", **shown)
 
     async def tokens(self, request: Request) -> Response:
-        asked = _read_query(request)
+        asked = read_query(request)
         shown = await tokens.show_tokens(
             self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=asked.number("from")
         )
@@ -244,11 +197,11 @@ class _Page:
         return self.show(request, "side.html", **await sides.show_sides(self._store, first, second))
 
     async def search(self, request: Request) -> Response:
-        return self.show(request, "search.html", **await found.find(self._store, _read_query(request)))
+        return self.show(request, "search.html", **await found.find(self._store, read_query(request)))
 
     async def live(self, request: Request) -> Response:
         """What changed past event number `after`, as JSON; the page's script asks and redraws."""
-        asked = _read_query(request)
+        asked = read_query(request)
         found = await rollouts.live(self._store, asked.text("run"), asked.text("rollout"), asked.number("after"))
         return Response(msgspec.json.encode(found), media_type="application/json", headers=HEADERS)
 

@@ -80,6 +80,7 @@ async def run_page(store: Store, run_id: str) -> tuple[str, str]:
         "grid": [(task, _cells(made, task, rows, sections)) for task in sorted({row.task_id for row in rows})[:GRID]],
         "ks": sorted({k for line in made.lines for k in line.pass_at}),
         "merged": any(line.merged is not None for line in made.lines),
+        "invalid": any(line.invalid for line in made.lines),
         "style": style,
         "script": Markup(script),  # noqa: S704 - our own file
         "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

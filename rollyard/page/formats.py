@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup
 
 from rollyard.core.ids import short_id
+from rollyard.runs.report import spending
 
 UNKNOWN = "\u2013"
 
@@ -51,11 +52,7 @@ def count(value: float | None) -> str:
 
 
 def money(value: float | None, currency: str = "") -> str:
-    """Four digits that matter; the currency is the one that the run names, a sign before and letters behind."""
-    if value is None:
-        return UNKNOWN
-    shown = f"{value:.2f}" if value >= 1 else f"{value:.4f}"
-    return f"{shown} {currency}" if currency.isalpha() else f"{currency}{shown}"
+    return UNKNOWN if value is None else spending.money(value, currency)
 
 
 def size(value: int) -> str:

@@ -21,7 +21,7 @@ class ServedEngine(Protocol):
     """What the page shows of an engine."""
 
     @property
-    def abilities(self) -> msgspec.Struct: ...
+    def capabilities(self) -> msgspec.Struct: ...
 
 
 class SweepState(Protocol):
@@ -56,7 +56,7 @@ class PlaneTables:
             {
                 "name": name,
                 "served": name in self._engines,
-                "abilities": _abilities(self._engines.get(name)),
+                "capabilities": _capabilities(self._engines.get(name)),
                 "live": sum(counts.get((name, state), 0) for state in ("creating", "running", "deleting")),
                 "failed": counts.get((name, "failed"), 0),
                 "all": sum(count for (engine, _), count in counts.items() if engine == name),
@@ -95,10 +95,12 @@ class PlaneTables:
         return {"owners": found, "default_quota": self._default_quota, **_page(look, total)}
 
 
-def _abilities(engine: ServedEngine | None) -> list[str]:
+def _capabilities(engine: ServedEngine | None) -> list[str]:
     if engine is None:
         return []
-    return [name.replace("_", " ") for name, able in msgspec.structs.asdict(engine.abilities).items() if able]
+    return [
+        name.replace("_", " ") for name, able in msgspec.structs.asdict(engine.capabilities).items() if able is True
+    ]
 
 
 def _look(

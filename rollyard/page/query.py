@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from starlette.requests import Request
+
 Key = TypeVar("Key", bound=str)
 
 
@@ -26,3 +28,7 @@ class PageQuery:
 
     def down(self, default: bool = False) -> bool:
         return {"1": True, "0": False}.get(self._query.get("down", ""), default)
+
+
+def read_query(request: Request) -> PageQuery:
+    return PageQuery(request.query_params)

@@ -20,7 +20,7 @@ from rollyard.page.drawing import sparkline
 from rollyard.page.query import PageQuery
 from rollyard.runs.display.watch import in_flight
 from rollyard.runs.report.compare import compare as compare_runs
-from rollyard.runs.report.report import Report, Tally, run_prices
+from rollyard.runs.report.report import INVALID, Report, Tally, run_prices
 from rollyard.runs.report.spending import Prices, cost
 from rollyard.store import Store
 from rollyard.store.values import RolloutQuery, RolloutRow, RunInfo, RunSortKey, SortKey, line_name
@@ -69,28 +69,32 @@ class Summaries:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: dict[str, tuple[RunInfo, Summary]] = {}
+        self._known: dict[str, tuple[tuple[RunInfo, frozenset[str]], Summary]] = {}
 
     async def of(self, info: RunInfo) -> Summary:
-        known = self._known.get(info.id)
-        if known is not None and known[0] == info:
+        known, invalid = self._known.get(info.id), await self._store.find_labelled(info.id, INVALID)
+        if known is not None and known[0] == (info, invalid):
             return known[1]
         rows = await self._store.lines(info.id)
         failures, stopped = await self._store.failures(info.id), await self._store.stopped_policies(info.id)
-        made = await anyio.to_thread.run_sync(_summary, info, rows, failures, stopped)
+        made = await anyio.to_thread.run_sync(_summary, info, rows, failures, stopped, invalid)
         self._known.pop(info.id, None)
-        self._known[info.id] = info, made
+        self._known[info.id] = (info, invalid), made
         while len(self._known) > _KEPT:
             del self._known[next(iter(self._known))]
         return made
 
 
 def _summary(
-    info: RunInfo, rows: Sequence[RolloutRow], failures: tuple[FailureGroup, ...], stopped: dict[str, str]
+    info: RunInfo,
+    rows: Sequence[RolloutRow],
+    failures: tuple[FailureGroup, ...],
+    stopped: dict[str, str],
+    invalid: frozenset[str],
 ) -> Summary:
     prices = run_prices(info)
     tally = Tally(info.id, prices, ks=(1,))
-    tally.failure_groups, tally.stopped = failures, stopped
+    tally.failure_groups, tally.stopped, tally.invalid = failures, stopped, invalid
     groups: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     attempts: dict[str, int] = defaultdict(int)
     for row in rows:
@@ -215,6 +219,7 @@ def _head(info: RunInfo, summary: Summary) -> dict[str, Any]:
         "duration": summary.duration_s,
         "trend": sparkline(summary.trend),
         "merged": any(line.merged is not None for line in lines),
+        "invalid": any(line.invalid for line in lines),
         "agents": sorted({line.name.partition(" / ")[0] for line in lines}),
         "policies": sorted({line.name.partition(" / ")[2] for line in lines} - {""}),
     }

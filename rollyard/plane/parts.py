@@ -62,12 +62,13 @@ async def assemble(
     runs: Store | None = None,
     signing_secret: str | None = None,
     rates: CallRates | None = None,
+    build_hosts: tuple[str, ...] = (),
 ) -> PlaneParts:
     """Replicas on the same storage agree on the plane's name; they are given the same signing secret. Without one, what is
     signed here is good for as long as these parts are."""
     plane = await store.agree("identity", new_id("plane"))
     signer = Signer(signing_secret or secret("sign"))
-    counters, duty, builds = PlaneCounters(), Duty(), Builds(store, clock=clock)
+    counters, duty, builds = PlaneCounters(), Duty(), Builds(store, hosts=build_hosts, clock=clock)
     hub, access = Hub(store, clock=clock), Access(store, clock=clock)
     instances = Instances(
         store, hub, engines, plane=plane, settings=settings, clock=clock, duty=duty, builds=builds, rates=rates
@@ -94,7 +95,12 @@ async def assemble(
 
 @asynccontextmanager
 async def ephemeral_plane(
-    backend: Backend, *, settings: CreateDefaults | None = None, sweep_s: float = 0.5, signing_secret: str | None = None
+    backend: Backend,
+    *,
+    settings: CreateDefaults | None = None,
+    sweep_s: float = 0.5,
+    signing_secret: str | None = None,
+    build_hosts: tuple[str, ...] = (),
 ) -> AsyncGenerator[PlaneParts]:
     """A plane over an entered backend for as long as this lasts: its store is a file that goes with it, and so does every
     instance. For tests, and for serving an API of another system for a while."""
@@ -107,6 +113,7 @@ async def ephemeral_plane(
                 settings=settings,
                 runs=opened.runs,
                 signing_secret=signing_secret,
+                build_hosts=build_hosts,
             )
             sweeping = asyncio.create_task(parts.sweeper.forever(sweep_s))
             try:

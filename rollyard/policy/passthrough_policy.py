@@ -41,6 +41,7 @@ class Through:
     """A `Passthrough`. `url` is the provider's root; the request's path (`/v1/messages?...`) is appended to it."""
 
     honours = frozenset[str]()
+    text: str | None = None  # that `parse` read
 
     def __init__(self, url: str, key: str | None, timeouts: Timeouts) -> None:
         self.url = url

@@ -16,12 +16,12 @@ from typing import Any
 import msgspec
 
 from rollyard.core.bad_json import BAD_JSON
-from rollyard.core.branch_point import END, RESUME_MARK, BranchPoint
+from rollyard.core.branch_point import AFTER, END, RESUME_MARK, BranchPoint
 from rollyard.core.call import SAID, Call, CallRecord, Finish, Reply
 from rollyard.core.errors import BranchDiverged, ConfigError, Error
 from rollyard.core.ids import new_id
-from rollyard.core.message import Image, Message, Opaque, Text, ToolCall, ToolResult, canonical_json, tools_digest
-from rollyard.policy.replay_policy import Recorded, chain_of, difference, reply_from
+from rollyard.core.message import Image, Message, Opaque, Text, ToolCall, ToolResult, canonical_json
+from rollyard.policy.replay_policy import Recorded, chain_of, difference, offered, reply_from
 from rollyard.wire import CODECS
 from rollyard.wire.codec import WireRequest
 
@@ -85,6 +85,9 @@ def calls_before(recorded: Recorded, call: str) -> list[CallRecord]:
     answered = [record for record in recorded.records if record.leaf is not None and record.finish != "budget"]
     if call == END:
         return answered
+    if call.startswith(AFTER):
+        last = find_call(recorded, call.removeprefix(AFTER))
+        return [record for record in answered if record.seq <= last.seq]
     at = find_at(recorded, call)
     return [
         record
@@ -142,7 +145,7 @@ def open_prefix(
     `said` is the answer at the branch point, in place of the policy's. `resumed` is for an agent that goes on from its own
     session."""
     wanted = calls_before(recorded, point.call)
-    at = None if point.call == END else find_at(recorded, point.call)
+    at = None if point.is_behind else find_at(recorded, point.call)
     if not wanted and at is None:
         raise ConfigError(f"rollout {point.rollout} has no recorded answer to go on from", hint="run its task anew")
     calls: list[RecordedCall] = []
@@ -210,13 +213,13 @@ class RecordedPrefix:
 
     def _find_equal(self, call: Call) -> RecordedCall | None:
         """Equal requests were answered one after the other; they are again. Before the branch point the last answer stands."""
-        chain = chain_of(call.tools_digest or tools_digest(call.tools), call.messages)
+        chain = chain_of(offered(call), call.messages)
         equal = [known for known in self._calls if known.chain == chain]
         left = next((known for known in equal if not self._given[known.record.id]), None)
         return left if left is not None or self._beyond or not equal else equal[-1]
 
     def _find_alike(self, call: Call) -> RecordedCall | None:
-        tools = call.tools_digest or tools_digest(call.tools)
+        tools = offered(call)
         same_tools = (known for known in self._left() if known.record.tools_digest == tools)
         return next((known for known in same_tools if are_alike(known.messages, call.messages)), None)
 
@@ -269,8 +272,7 @@ class ResumedPrefix:
             return pin(call, self._at.messages) if self.pinned else call, None
         if call.kind != "agent":
             return call, None
-        tools = call.tools_digest or tools_digest(call.tools)
-        if tools != self._at.record.tools_digest or not are_alike(self._at.messages, call.messages):
+        if offered(call) != self._at.record.tools_digest or not are_alike(self._at.messages, call.messages):
             self.diverged = self.diverged or _divergence(
                 self.point, self._at, call, "the agent's session does not bring it back; --how replay runs it again"
             )

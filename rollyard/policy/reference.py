@@ -11,14 +11,14 @@ import inspect
 from collections.abc import Callable, Container, Iterable, Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Self, Union, get_args, get_origin
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, urlencode
 
 import msgspec
 
 from rollyard.core import registry
 from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError
-from rollyard.core.protocols import Policy
+from rollyard.core.protocols import HasText, Policy
 
 GROUP = "rollyard.policies"
 
@@ -96,7 +96,19 @@ def parse(text: str, **settings: Any) -> Policy:
     given = {**found.options, **{key: value for key, value in settings.items() if value is not None}}
     found.refuse_unknown(given)
     found.refuse_missing(given)
-    return found.factory(*(() if found.argument is None else (found.argument,)), **given)
+    made: Policy = found.factory(*(() if found.argument is None else (found.argument,)), **given)
+    if isinstance(made, HasText):
+        made.text = write_text(found, given)
+    return made
+
+
+def write_text(found: PolicyText, given: Mapping[str, Any]) -> str | None:
+    """The text that makes this policy again. None where an option cannot stand in one: a key, an object."""
+    if "key" in given or not all(found.types_of(option) for option in given):
+        return None
+    named = found.name if found.argument is None else f"{found.name}:{found.argument}"
+    written = {k: v if isinstance(v, str) else msgspec.json.encode(v).decode() for k, v in given.items()}
+    return f"{named}#{urlencode(written)}" if written else named
 
 
 def read_options(text: str) -> dict[str, str]:

@@ -26,6 +26,7 @@ import msgspec
 import yaml
 
 from rollyard.core.errors import ConfigError
+from rollyard.core.near_path import near_path
 
 ACTIONS = ("shell", "write", "tool", "parallel", "text")
 BESIDE = ("sleep", "error", "thinking", "args", "times")
@@ -72,7 +73,7 @@ def load_script(source: str | Path | Mapping[str, Any] | Sequence[Any]) -> Scrip
         try:
             source = yaml.safe_load(Path(source).read_text())
         except OSError as error:
-            raise ConfigError(f"cannot read the script {source}: {error.strerror}") from error
+            raise ConfigError(f"cannot read the script {source}: {error.strerror}", hint=near_path(source)) from error
         except yaml.YAMLError as error:
             raise ConfigError(f"the script {source} is not YAML or JSON: {error}") from error
     if isinstance(source, Mapping):

@@ -74,6 +74,8 @@ class Scripted:
     """A `Policy`. `prompts.counts` says how its prompts were made. A script says the same whatever the seed, and acts on no
     other option of a call; a function finds them all in `Call.options`."""
 
+    text: str | None = None  # that `parse` read
+
     def __init__(
         self,
         answering: Answering,

@@ -125,6 +125,7 @@ class TokensPolicy:
     weights."""
 
     honours = frozenset({"max_tokens_cap", "seed"})
+    text: str | None = None  # that `parse` read
 
     def __init__(
         self,

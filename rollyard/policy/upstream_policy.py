@@ -123,6 +123,8 @@ def upstream(
 class Upstream:
     """A `Policy`. `level` is what the server was seen to give; None before its first answer."""
 
+    text: str | None = None  # that `parse` read
+
     def __init__(self, settings: UpstreamSettings, replicas: Replicas, key: str | None, timeouts: Timeouts) -> None:
         self.settings = settings
         self.replicas = replicas

@@ -14,13 +14,15 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.branch_point import END, BranchPoint, How
+from rollyard.core.branch_point import AFTER, END, BranchPoint, How
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.home import default_store
 from rollyard.core.protocols import Backend, Policy
 from rollyard.core.rollout import Rollout
+from rollyard.core.task import Task
 from rollyard.policy.prefix import calls_before, find_at, read_answer
 from rollyard.runs.display.progress import Display
+from rollyard.runs.rollout.load_parent import load_live
 from rollyard.runs.rollout.options import OPTIONS, RolloutFields
 from rollyard.runs.run.command import CommandOutcome, outcome_of, policies_by_name, read_text
 from rollyard.runs.run.config import POLICY, RunConfig, anchor, convert
@@ -28,6 +30,7 @@ from rollyard.runs.run.drive import carry_out
 from rollyard.runs.run.policies import check_policies
 from rollyard.store import Store
 from rollyard.store.listing import config_of
+from rollyard.tasks.taskset import Taskset
 from rollyard.tasks.verifiers.python import Checks
 
 _ANSWERS = ("mode", "base_url", "key_env", "direct")  # options that say who answers: the child's own policy does
@@ -44,16 +47,19 @@ async def branch(
     store: str | Path | Store | None = None,
     sandbox: str | Backend | None = None,
     verifier: Checks | None = None,
+    task: Task | None = None,
     **fields: Any,
 ) -> list[Rollout]:
-    """Go on from one call of a kept rollout, `n` times, with other answers.
+    """Go on from one call of a rollout, `n` times, with other answers. It is in the store; or it is under way in a run that has
+    this store, and given by its id (`held.call.rollout_id`) and its `task`.
 
         children = await ry.branch(rollout, at=call_id, n=8, store=store)
 
     `at` is the call that the policy answers anew: its id, the start of it, or its number; `"end"` goes on after the last
-    recorded answer. The calls before it are answered as they were, and never train; each is compared with the parent's, and
-    a child that asks something else fails with the difference. Options are those of the parent's run, with `fields` (of
-    `RunConfig`) over them; without `policy` or `base_url` the run's own policy answers.
+    recorded answer, which is the call that a rollout under way is held at. The calls before it are answered as they were, and
+    never train; each is compared with the parent's, and a child that asks something else fails with the difference. Options are
+    those of the parent's run, with `fields` (of `RunConfig`) over them; without `policy` or `base_url` the run's own policy
+    answers.
 
     `how` is by the agent's own session (`resume`), in a snapshot of the parent's sandbox (`snapshot_every`); or by running its
     commands again (`replay`); `auto` resumes where it can.
@@ -71,8 +77,10 @@ async def branch(
             fields["policies"] = {POLICY: anchor(policy, Path.cwd())}
         target = rollout if isinstance(rollout, str) else rollout.id
         fields |= {"attempts": n, "branch_how": how}
-        config = await branch_config(kept, target, str(at), fields, answered=named is not None)
-        done = await carry_out(config, store=kept, answering=named, sandbox=sandbox, verifier=verifier)
+        tasks = None if task is None else Taskset([task])
+        task = None if tasks is None else next(iter(tasks))  # with its digest
+        config = await branch_config(kept, target, str(at), fields, answered=named is not None, task=task)
+        done = await carry_out(config, store=kept, answering=named, sandbox=sandbox, verifier=verifier, tasks=tasks)
         return [await kept.get_rollout(child.id) async for child in kept.rollouts(done.run_id)]
 
 
@@ -108,18 +116,27 @@ async def execute(request: BranchRequest, shown: Display) -> CommandOutcome:
 
 
 async def branch_config(
-    store: Store, target: str, at: str, fields: Mapping[str, Any], *, answered: bool = False
+    store: Store,
+    target: str,
+    at: str,
+    fields: Mapping[str, Any],
+    *,
+    answered: bool = False,
+    task: Task | None = None,
 ) -> RunConfig:
-    """The run that branches there. `answered` says that the caller brings the policy."""
+    """The run that branches there. `answered` says that the caller brings the policy; `task` is that of a rollout under way."""
     for name in fields:
         if name in ("tasks", "agents", "branch") or name not in RunConfig.__struct_fields__:
             raise UnknownName("field of a branch", name, RunConfig.__struct_fields__)
     if fields.get("branch_answer") is not None:
         read_answer(fields["branch_answer"])
-    parent = await _find_parent(store, target)
+    parent, live = await _find_parent(store, target, task)
     call = END if at == END else find_at(parent.captured, at).id
-    if not calls_before(parent.captured, call) and call == END:
+    before = calls_before(parent.captured, call)
+    if call == END and not before:
         raise ConfigError(f"rollout {parent.id} has no recorded answer to go on from", hint="run its task anew")
+    if call == END and live:
+        call = f"{AFTER}{before[-1].id}"
     base = convert(await config_of(store, parent), f"run {parent.run_id}")
     given = {name: getattr(base, name) for name in OPTIONS if name not in _ANSWERS}
     given |= {"agents": _find_agent(base, parent), "sandbox": parent.sandbox or base.sandbox, "seed": parent.seed}
@@ -130,7 +147,15 @@ async def branch_config(
     return msgspec.structs.replace(RunConfig(**given), **fields)
 
 
-async def _find_parent(store: Store, target: str) -> Rollout:
+async def _find_parent(store: Store, target: str, task: Task | None) -> tuple[Rollout, bool]:
+    """And whether it still runs."""
+    attempt = await store.live_attempt(target)
+    if attempt is not None and task is None:
+        raise ConfigError(f"rollout {target} is still under way", hint="give its task (task=...), or wait for its end")
+    if attempt is not None and task is not None:
+        return await load_live(store, target, attempt, task), True
+    if task is not None:
+        raise ConfigError(f"rollout {target} is not under way: the store has its task", hint="leave task out")
     kind, found = await store.resolve(target)
     if kind != "rollout":
         raise ConfigError(f"{target!r} is a run; one rollout is branched", hint=f"rollyard list {target} shows them")
@@ -138,7 +163,7 @@ async def _find_parent(store: Store, target: str) -> Rollout:
     if not parent.captured.records:
         why = "mode 'black_box' records no content" if parent.mode == "black_box" else "its agent asked for nothing"
         raise ConfigError(f"rollout {found} has no recorded calls to branch at: {why}")
-    return parent
+    return parent, False
 
 
 def _find_agent(base: RunConfig, parent: Rollout) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from rollyard.core.limits import Limits
 from rollyard.core.rollout import Rollout
 from rollyard.core.scratch import scratch
 from rollyard.runs.display.progress import Silent
+from rollyard.runs.rollout.install_progress import INSTALLS
 from rollyard.runs.run.command import store_option
 from rollyard.runs.run.run_tasks import run
 from rollyard.store.listing import printable
@@ -65,10 +66,12 @@ def _line(event: Event) -> str:
         return f"sandbox open: {fields['backend']}, isolation {fields['isolation']}"
     if event.name == "agent.tool_call":
         return printable(f"the agent runs {fields.get('tool')}: {_asked(fields):.100}")
-    if event.name == "stage.started" and fields["stage"] == "install":
-        return "the agent is installed, if it is not there yet"
+    if event.name == INSTALLS and not fields["megabytes"]:
+        return printable(f"the agent is installed, once: {fields['packages']}")
+    if event.name == INSTALLS:
+        return f"{fields['megabytes']:g} MB of it are there"
     if event.name == "stage.started" and fields["stage"] == "verify":
-        return "the agent is ended; the task's test judges what it left, in a sandbox of its own"
+        return "the agent is ended; a test judges what it left, in another sandbox"
     return ""
 
 

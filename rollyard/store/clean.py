@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+
 import msgspec
 from sqlalchemy import Connection, delete, func, select
 
@@ -28,6 +30,7 @@ from rollyard.store.schema import (
 _record = msgspec.msgpack.Decoder(CallRecord)
 _delta = msgspec.msgpack.Decoder(Delta)
 _SHOWN = 5
+_NEWEST = 200  # runs whose names are held against one that is not there
 
 
 def resolve(connection: Connection, text: str) -> tuple[str, str]:
@@ -52,10 +55,18 @@ def resolve(connection: Connection, text: str) -> tuple[str, str]:
             query = select(table.c.id).where(table.c.id.endswith(text, autoescape=True)).limit(_SHOWN)
             found += [(kind, found_id) for found_id in connection.execute(query).scalars()]
     if not found:
-        raise StoreError(f"no run or rollout is named {text}", hint="rollyard list shows those there are")
+        near = get_close_matches(text, _names(connection), n=1)
+        guess = f"; did you mean {near[0]}?" if near else ""
+        raise StoreError(f"no run or rollout is named {text}{guess}", hint="`rollyard list` shows those there are")
     if len(found) > 1:
         raise StoreError(f"{text} could be {', '.join(name for _, name in found)}", hint="give more of the id")
     return found[0]
+
+
+def _names(connection: Connection) -> list[str]:
+    """Of the newest runs, as people call them."""
+    configs = connection.execute(select(runs.c.config).order_by(runs.c.created_at.desc()).limit(_NEWEST)).scalars()
+    return [name for config in configs if (name := msgspec.json.decode(config).get("name"))]
 
 
 def _run_by_name(connection: Connection, name: str) -> str | None:

@@ -16,7 +16,7 @@ import msgspec
 from sqlalchemy import Connection, and_, func, or_, select, text, tuple_, update
 
 from rollyard.core.errors import LeaseLost
-from rollyard.core.lease import AttemptState, Lease
+from rollyard.core.lease import Attempt, AttemptState, Lease
 from rollyard.store.database import Put
 from rollyard.store.runs import as_attempt
 from rollyard.store.schema import attempts, pauses, sessions
@@ -177,6 +177,17 @@ def list_leases(connection: Connection, run_id: str) -> list[Lease]:
     """Claims that are out, whether their time is up or not."""
     query = select(attempts).where(attempts.c.run_id == run_id, attempts.c.state == "leased")
     return [_lease(row) for row in connection.execute(query.order_by(attempts.c.position)).mappings()]
+
+
+def find_live(connection: Connection, rollout_id: str) -> Attempt | None:
+    """The attempt that a rollout under way works on: its session is open, under the claim that is out."""
+    claim = and_(attempts.c.id == sessions.c.attempt_id, attempts.c.fence == sessions.c.fence)
+    query = select(attempts).join(sessions, claim)
+    query = query.where(
+        sessions.c.rollout_id == rollout_id, sessions.c.closed_at.is_(None), attempts.c.state == "leased"
+    )
+    row = connection.execute(query).mappings().first()
+    return None if row is None else as_attempt(row)
 
 
 def _pairs(held: Iterable[Lease]) -> list[tuple[str, int]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -18,6 +20,7 @@ from rollyard.store.store import Store
 from rollyard.store.values import Page, RolloutQuery, RunInfo, StoredEvent, line_name
 
 _CUT = 400  # characters of a message in the short view
+_WORD = re.compile(r"[\w./:@-]+")  # what is plain without quotes
 
 
 async def runs(where: str, limit: int, offset: int) -> list[RunInfo]:
@@ -96,18 +99,19 @@ class ShownRun:
         info = self._info
         states = ", ".join(f"{count} {state}" for state, count in sorted(info.attempts.items()))
         mean = "-" if info.mean_reward is None else f"{info.mean_reward:.3g}"
-        lines = [
-            f"run {info.id}",
-            f"attempts  {states}",
-            f"rollouts  {info.rollouts}, {info.scored} scored, mean {mean}",
-        ]
-        lines += [f"{name:9} {value}" for name, value in info.config.items() if value not in (None, {}, [], "")]
+        lines = [f"run {info.id}"]
+        facts = [("state", states), ("rollouts", f"{info.rollouts}, {info.scored} scored, mean reward {mean}")]
+        facts += [(name, _plain(value)) for name, value in info.config.items() if value not in (None, {}, [], "")]
         for failure in self._failures:
-            lines.append(f"failed    {failure.count} at {failure.boundary}: {failure.cause}: {failure.message}")
-        lines += [f"stopped   {policy or 'the policy'}: {said}" for policy, said in self._stopped.items()]
-        lines += [
-            f"  {r.id}  {r.task_id}  #{r.attempt}  {line_name(r)}  {r.status}  {r.reward}" for r in self._page.rows
-        ]
+            facts.append(("failed", f"{failure.count} at {failure.boundary}: {failure.cause}: {failure.message}"))
+        facts += [("stopped", f"{policy or 'the policy'}: {said}") for policy, said in self._stopped.items()]
+        lines += _aligned(facts)
+        lines += _aligned(
+            [
+                (f"  {r.id}", r.task_id, f"#{r.attempt}", line_name(r), r.status, _number(r.reward))
+                for r in self._page.rows
+            ]
+        )
         return printable("\n".join(lines))
 
 
@@ -150,18 +154,20 @@ class ShownRollout:
         if part != "all":
             return makers[part]()
         shown = [self._head()]
-        for name, make in makers.items():
-            text = make() if name != "log" else self._rollout.log_tail
-            if text and name != "messages":
-                shown.append(f"--- {name}\n{text}")
+        for name in ("calls", "log", "verdict", "diff", "files"):
+            text = makers[name]() if name != "log" else self._rollout.log_tail
+            if text.strip():
+                shown.append(f"\n{name}\n{text.rstrip()}")
+        shown.append(f"\nmore: rollyard show {self._rollout.id} --part messages (or events, or log)")
         return "\n".join(shown)
 
     def _head(self) -> str:
         r = self._rollout
         lines = [
-            f"rollout {r.id}  task {r.task.id}  attempt {r.attempt}  run {r.run_id or '-'}",
+            f"rollout {r.id}",
+            f"task {r.task.id}  attempt {r.attempt}  run {r.run_id or '-'}",
             f"agent {r.agent} {r.agent_version or ''}  mode {r.mode}  sandbox {r.sandbox} ({r.isolation or '-'})",
-            f"status {r.status}  reward {r.reward}  calls {r.calls}  {r.wall_s:.1f} s",
+            f"status {r.status}  reward {_number(r.reward)}  calls {r.calls}  {r.wall_s:.1f} s",
         ]
         if r.parent_rollout is not None:
             pinned = f", {r.pinned} of them and the branch point in the parent's words (pinned)" if r.pinned else ""
@@ -182,15 +188,15 @@ class ShownRollout:
         return "\n".join(lines)
 
     def _calls(self) -> str:
-        lines: list[str] = []
+        rows: list[tuple[str, ...]] = []
         for record in self._rollout.captured.records:
             answer = self._rollout.captured.answer(record.id)
             tokens = f"{record.usage.prompt_tokens or '?'}+{record.usage.completion_tokens or '?'}"
-            why = f"  {record.break_reason}" if record.break_reason else ""
-            why += f"  {REPLAYED}" if REPLAYED in record.flaws else ""
+            how = [record.edge, *([record.break_reason] if record.break_reason else [])]
+            how += [REPLAYED] if REPLAYED in record.flaws else []
             said = record.error or ("" if answer is None else _short(answer.message))
-            lines.append(f"{record.seq:4} {record.kind:10} {record.edge:14}{why} {record.capture:8} {tokens:12} {said}")
-        return "\n".join(lines)
+            rows.append((f"{record.seq:4}", record.kind, ", ".join(how), record.capture, tokens, said))
+        return "\n".join(_aligned(rows))
 
     def _messages(self) -> str:
         lines: list[str] = []
@@ -202,16 +208,19 @@ class ShownRollout:
         return "\n".join(lines)
 
     def _event_lines(self) -> str:
+        """Local time, what happened, and its fields, the texts of programs as JSON."""
         return "\n".join(
-            f"{s.event.at:.3f} {s.event.name} {msgspec.json.encode(s.event.fields).decode()}" for s in self._events
+            f"{datetime.fromtimestamp(s.event.at).strftime('%H:%M:%S.%f')[:-3]}  {s.event.name}  {_fields(s.event.fields)}"
+            for s in self._events
         )
 
     def _verdict(self) -> str:
         verdict = self._rollout.verdict
         if verdict is None:
             return ""
-        lines = [f"reward {verdict.reward}  status {verdict.status}  grade {verdict.grade or '-'}"]
-        lines += [f"  {name}: {value}" for name, value in {**verdict.parts, **verdict.checks}.items()]
+        lines = [f"reward {_number(verdict.reward)}  status {verdict.status}  grade {verdict.grade or '-'}"]
+        lines += [f"  {name}: {_number(value)}" for name, value in verdict.parts.items()]
+        lines += [f"  {name}: {'passed' if passed else 'failed'}" for name, passed in verdict.checks.items()]
         return "\n".join([*lines, verdict.log]) if verdict.log else "\n".join(lines)
 
     def _log(self) -> str:
@@ -220,6 +229,33 @@ class ShownRollout:
 
     def _files(self) -> str:
         return "\n".join(f"{len(data):10} {name}" for name, data in self._rollout.files.items())
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns as wide as their widest cell; the last goes as far as it goes."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([*map(str.ljust, row[:-1], widths), row[-1]]).rstrip() for row in rows]
+
+
+def _plain(value: Any) -> str:
+    """A value of a config as a person would write it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_plain(one)}" for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(_plain(one) for one in value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _fields(fields: Mapping[str, Any]) -> str:
+    shown = ((name, value) for name, value in fields.items() if value not in (None, ""))
+    return "  ".join(
+        f"{name}={value if isinstance(value, str) and _WORD.fullmatch(value) else msgspec.json.encode(value).decode()}"
+        for name, value in shown
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:g}"
 
 
 def _call(record: Any) -> dict[str, Any]:

@@ -57,6 +57,13 @@ def remove(connection: Connection, rollout_id: str, note_id: int) -> bool:
     return connection.execute(delete(notes).where(mine)).rowcount > 0
 
 
+def find_labelled(connection: Connection, run_id: str, name: str) -> frozenset[str]:
+    """The rollouts of a run that somebody has given this label."""
+    query = select(notes.c.rollout_id).join(rollouts, rollouts.c.id == notes.c.rollout_id)
+    mine = (rollouts.c.run_id == run_id) & (notes.c.kind == "label") & (notes.c.name == name)
+    return frozenset(connection.execute(query.where(mine)).scalars())
+
+
 def of_rollouts(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, list[Note]]:
     """By rollout, the oldest first; a rollout without notes is not there."""
     found: dict[str, list[Note]] = defaultdict(list)

@@ -5,8 +5,8 @@ nothing and never corrupts; only a crash of the whole machine may lose the last 
 that gap for one fsync per group. Readers never wait for the writer.
 
 The thread is the point: a checkpoint or a slow disk must not stop the event loop. Works are handed to it in batches: those
-of one turn of the loop when little happens, those of `GATHER_S` when much does, since a transaction of one costs more than
-twice as much per call as one of sixteen.
+of one turn of the loop when little happens, those of `GATHER_S` or of their own `gather_s` when much does, since a transaction
+of one costs more than twice as much per call as one of sixteen.
 
 A new file is made with the first write, so that a caller who is refused before that leaves no empty store behind. Whatever goes
 wrong on the thread, opening included, is handed to the callers whose works it concerns.
@@ -15,6 +15,7 @@ wrong on the thread, opening included, is handed to the callers whose works it c
 from __future__ import annotations
 
 import asyncio
+import math
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -54,6 +55,7 @@ class _Batch:
         self.loop = loop
         self.works: list[_Waiting] = []
         self.timer: asyncio.TimerHandle | None = None
+        self.due = math.inf  # when it is handed in, by the loop's clock
 
 
 class SQLite:
@@ -86,10 +88,11 @@ class SQLite:
         batch = self._gathering.get(loop)
         if batch is None:
             batch = self._gathering[loop] = _Batch(loop)
-            if loop.time() - self._handed_at < BUSY_S:
-                loop.call_later(GATHER_S, self._hand_in, batch)
-            else:
-                loop.call_soon(self._hand_in, batch)
+        now = loop.time()
+        due = now + max(GATHER_S, getattr(work, "gather_s", 0.0)) if now - self._handed_at < BUSY_S else now
+        if due < batch.due:
+            batch.due = due
+            loop.call_at(due, self._hand_in, batch)
         batch.works.append(_Waiting(work, future))
         return await future
 

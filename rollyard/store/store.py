@@ -130,6 +130,7 @@ class Store(Records):
 
     withdraw = writes(_leases.withdraw)
     leases = reads(_leases.list_leases)
+    live_attempt = reads(_leases.find_live)
     spent = reads(_rollouts.count_tokens)
 
     # runs that a server was asked for
@@ -185,6 +186,7 @@ class Store(Records):
     add_note = writes_at(_notes.add)
     remove_note = writes(_notes.remove)
     notes = reads(_notes.of_rollouts)
+    find_labelled = reads(_notes.find_labelled)
     find_texts = reads(_texts.find)
     rollouts_with = reads(_texts.candidates)
     missing_texts = reads(_texts.missing)

@@ -174,11 +174,16 @@ def open_source(entry: DatasetEntry, *, cache: Path | None = None) -> Path:
     return files
 
 
+def made_folders(entry: DatasetEntry, cache: Path | None = None) -> Path:
+    """Where the task folders lie that the entry's adapter makes."""
+    key = _key(entry, load_adapter(entry.adapter))
+    return (cache or cache_home()) / "datasets" / "tasks" / f"{entry.title}-{key}"
+
+
 def open_dataset(entry: DatasetEntry, *, cache: Path | None = None) -> Iterator[Path | tuple[str, ConfigError]]:
     """The task folder of each task, made where it is not there yet; (name, error) for one that cannot be made."""
     files = open_source(entry, cache=cache)
-    adapter = load_adapter(entry.adapter)
-    home = (cache or cache_home()) / "datasets" / "tasks" / f"{entry.title}-{_key(entry, adapter)}"
+    adapter, home = load_adapter(entry.adapter), made_folders(entry, cache)
     for draft in adapter.read(files, entry.options):
         folder = home / folder_name(draft.id)
         try:

@@ -26,17 +26,19 @@ import msgspec
 
 from rollyard.core import registry
 from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.core.near_path import near_path
 from rollyard.core.task import Task
 from rollyard.tasks.dataset_registry import (
     FOLDERS,
     DatasetEntry,
     find_dataset,
+    made_folders,
     open_dataset,
     open_source,
     read_registry,
 )
 from rollyard.tasks.datasets import from_dataset, from_registry, task_folders
-from rollyard.tasks.harbor.index import FolderIndex
+from rollyard.tasks.harbor.index import FEWEST, FolderIndex
 from rollyard.tasks.harbor.load import is_task, load_folder
 from rollyard.tasks.harbor.write import to_folder
 from rollyard.tasks.rows import as_task, first, from_fleet, from_jsonl, from_python, rows_of
@@ -173,7 +175,7 @@ def _open(text: str, *, cache: Path | None, trust: bool, skipped: list[SkippedTa
         file = name.rpartition(":")[0]
         if file.endswith(".py") and Path(file).is_file():
             return _run_python(text, Path(file), trust)
-        raise ConfigError(f"{path}: no such file or folder")
+        raise ConfigError(f"{path}: no such file or folder", hint=near_path(path))
     if ":" in text:
         return from_python(text)
     known = registry.names("rollyard.tasksets")
@@ -213,14 +215,23 @@ def _folder(path: Path, cache: Path | None, skipped: list[SkippedTask] | None) -
 
 
 def _load_indexed(folders: list[Path], cache: Path | None, skipped: list[SkippedTask] | None) -> Iterator[Task]:
-    with FolderIndex(folders, cache) as index:
+    if len(folders) < FEWEST:
+        yield from _load_each(folders, skipped)
+        return
+    with FolderIndex({folder.parent for folder in folders}, cache) as index:
         yield from _load_each(folders, skipped, index.load)
 
 
 def _dataset(entry: DatasetEntry, cache: Path | None, skipped: list[SkippedTask] | None) -> Iterator[Task]:
     if entry.adapter == FOLDERS:
         return _folder(open_source(entry, cache=cache), cache, skipped)
-    return _load_each(open_dataset(entry, cache=cache), skipped)
+    return _load_made(entry, cache, skipped)
+
+
+def _load_made(entry: DatasetEntry, cache: Path | None, skipped: list[SkippedTask] | None) -> Iterator[Task]:
+    """Folders that an adapter makes, one after another, as they are asked for."""
+    with FolderIndex({made_folders(entry, cache)}, cache) as index:
+        yield from _load_each(open_dataset(entry, cache=cache), skipped, index.load)
 
 
 def _load_each(

@@ -22,6 +22,7 @@ from rollyard.core.protocols import Sandbox
 from rollyard.core.task import Artifact
 
 MAX_BYTES = 2**30
+_OFFERED = "/logs/artifacts"  # taken where an agent made it; no task asked for it
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +43,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 def choose_artifacts(workdir: str | None, artifacts: Sequence[Artifact], base: str) -> list[Artifact]:
     """The working directory first, then artifacts that it does not already hold; relative ones are below `base`."""
     found = [Artifact(source=workdir)] if workdir is not None else []
-    for artifact in (*artifacts, Artifact(source="/logs/artifacts")):
+    for artifact in (*artifacts, Artifact(source=_OFFERED)):
         source = artifact.source if artifact.source.startswith("/") else f"{base.rstrip('/')}/{artifact.source}"
         inside = workdir is not None and f"{source}/".startswith(f"{workdir.rstrip('/')}/")
         if not inside and artifact.service in (None, "main"):
@@ -70,7 +71,8 @@ async def take(sandbox: Sandbox, artifacts: Sequence[Artifact], scratch: Path, *
             else:
                 notes.append(f"{path} was left behind: it is a {kind}")
         except PathError as error:
-            notes.append(f"{path} was left behind: {error}")
+            if path != _OFFERED or error.errno_name != "ENOENT":
+                notes.append(f"{path} was left behind: {error}")
     return Load(items=tuple(items), notes=tuple(notes))
 
 

@@ -221,7 +221,8 @@ def _fork(graph: Graph, ledger: Ledger, call: Call, here: AttachPoint, seen: _Ev
         edge, parent, reason, mismatch = "compacted_from", latest.id, "compaction", None
     elif (spawner := ledger.spawner(call)) is not None:
         edge, parent, reason, mismatch = "spawned_by", spawner, "new_root", None
-    return here._replace(edge=edge, parent_call_id=parent, reason=call.break_reason or reason, mismatch=mismatch)
+    reason = call.break_reason or reason
+    return AttachPoint(here.step, here.end, here.answer, edge, parent, reason, mismatch, here.orphan)
 
 
 def _is_quoted(graph: Graph, latest: CallRecord, call: Call) -> bool:

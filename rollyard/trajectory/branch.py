@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -18,6 +18,7 @@ from rollyard.core.message import Message, Role
 from rollyard.core.node import Node
 
 BranchKind = Literal[CallKind, "discarded"]
+BRANCH_KINDS: tuple[BranchKind, ...] = get_args(BranchKind)
 
 
 class Span(msgspec.Struct, frozen=True):

@@ -34,8 +34,7 @@ def compare_history(
     size = min(len(before), len(now))
     differs = next((i for i in range(size) if before[i].digest != now[i].digest), size)
     opening = next((i for i, message in enumerate(before) if message.role != "system"), 0)
-    shared = {message.digest for message in before[1:] if message.role != "system"}
-    if differs <= opening and not any(message.digest in shared for message in now[1:]):
+    if differs <= opening and not _share(before[1:], now[1:]):
         return "new_root", None  # at most the system prompt is the same
     if differs in (len(before), len(now)) and not same_tools:
         return "tools_changed", differs
@@ -46,6 +45,14 @@ def compare_history(
         if role == "assistant":
             return "assistant_rewritten", differs
     return "history_edited", differs
+
+
+def _share(before: Sequence[Message], now: Sequence[Message]) -> bool:
+    """Whether a message other than a system prompt is in both."""
+    if not before or not now:
+        return False
+    known = {message.digest for message in before if message.role != "system"}
+    return any(message.digest in known for message in now)
 
 
 def quotes(answer: Message, messages: Sequence[Message]) -> bool:

@@ -89,6 +89,8 @@ class Lineage:
         start, step = self._straight(messages, tools)
         reached = frontier = [step]
         if not start:
+            if not self._begins(messages, tools):
+                return []
             reached = []
         for index in range(start, len(messages)):
             message = messages[index]
@@ -102,6 +104,11 @@ class Lineage:
             else:
                 break
         return reached
+
+    def _begins(self, messages: Sequence[Message], tools: bytes) -> bool:
+        """Whether anything that is recorded may begin as a request does: most that do not are new from their first word."""
+        first = messages[0] if messages else None
+        return first is not None and (first.role == "assistant" or (tools, first.digest) in self._roots)
 
     def _straight(self, messages: Sequence[Message], tools: bytes) -> tuple[int, WalkStep]:
         """The part of a walk that is nearly all of it: one known child after another, and no choice."""
@@ -171,8 +178,10 @@ class Lineage:
 
 def repeats(answer: Message | None, message: Message) -> bool:
     """Whether an assistant message only repeats tool calls of an answer that is already on the path (split parallels)."""
+    if answer is None or message.role != "assistant":
+        return False
     wanted = {call.id for call in message.tool_calls if call.id}
-    return bool(wanted) and answer is not None and wanted <= {call.id for call in answer.tool_calls}
+    return bool(wanted) and wanted <= {call.id for call in answer.tool_calls}
 
 
 def is_part(answer: Message | None, message: Message) -> bool:

@@ -56,7 +56,9 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     )
     parent_rollout: str | None = None  # that the rollout branches off, at `parent_call`
     parent_call: str | None = None
-    own_from: int = 0  # where the first answer of the rollout's own begins: what is before it is its parent's
+    own_from: int = (
+        0  # what is before it is the parent's: on the way through the branch point, where the first own answer begins
+    )
     stale_call_ids: tuple[str, ...] = ()  # answers that do not train because their policy was too old (`max_staleness`)
 
     @property
@@ -238,9 +240,15 @@ def _row(
 
 
 def _own_from(branch: Branch, graph: Trajectory) -> int:
+    """How many tokens of a branch are its parent's: all before the answer at the branch point; on a branch that does not go
+    through it (a sub-agent's, one that began anew), up to the last answer that was the parent's."""
     sampled = [span for span in branch.spans if span.sampled and span.call_id is not None]
-    own = [span.start for span in sampled if REPLAYED not in graph.record(span.call_id or "").flaws]
-    return min(own, default=len(branch.ids or ()))
+    first = next(
+        (r.id for r in graph.records if r.kind == "agent" and r.leaf is not None and REPLAYED not in r.flaws), None
+    )
+    at = next((span.start for span in sampled if span.call_id == first), None)
+    replayed = [span.end for span in sampled if REPLAYED in graph.record(span.call_id or "").flaws]
+    return at if at is not None else max(replayed, default=0)
 
 
 def _blank_out(branch: Branch, mask: bytes, values: array[T], blank: array[T]) -> array[T]:

@@ -33,6 +33,7 @@ _object = msgspec.json.Decoder(dict[str, Any])
 _raw_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 dump = msgspec.json.Encoder().encode
+ABSENT = msgspec.Raw()  # the default of an optional raw member
 
 
 def _why(error: Exception) -> str:
@@ -128,6 +129,8 @@ def raw_text(raw: msgspec.Raw, what: str = "body") -> str:
 
 def is_given(raw: msgspec.Raw) -> bool:
     """Whether an optional raw member was there and not null."""
+    if raw is ABSENT:
+        return False
     size = len(memoryview(raw))
     return size > 0 and (size != 4 or bytes(raw) != b"null")
 

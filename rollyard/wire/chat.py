@@ -16,7 +16,7 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Message, Opaque, Part, Role, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import chat_upstream, openai_shapes
-from rollyard.wire.body import dump, from_agent, is_given, raw_text, read, recall
+from rollyard.wire.body import ABSENT, dump, from_agent, is_given, raw_text, read, recall
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.history import History, read_history
 from rollyard.wire.members import BodyReader, refuse_stored
@@ -24,8 +24,6 @@ from rollyard.wire.options import choice_of, reasoning_of
 from rollyard.wire.parts import image_from_url, opaque, pieces
 from rollyard.wire.sse import COMMENT, DONE, frame
 from rollyard.wire.toolnames import custom_arguments, custom_input, custom_tools, flat_name
-
-_NONE = msgspec.Raw()
 
 
 class _StreamOptions(msgspec.Struct, gc=False):
@@ -35,8 +33,8 @@ class _StreamOptions(msgspec.Struct, gc=False):
 class _Body(msgspec.Struct, gc=False):
     messages: msgspec.Raw
     model: str = ""
-    tools: msgspec.Raw = _NONE
-    functions: msgspec.Raw = _NONE
+    tools: msgspec.Raw = ABSENT
+    functions: msgspec.Raw = ABSENT
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     temperature: float | None = None
@@ -55,7 +53,7 @@ class _Body(msgspec.Struct, gc=False):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    response_format: msgspec.Raw = _NONE
+    response_format: msgspec.Raw = ABSENT
 
 
 class _Function(msgspec.Struct, gc=False):
@@ -89,7 +87,7 @@ class _Message(msgspec.Struct, gc=False):
 class _FunctionSpec(msgspec.Struct):
     name: str
     description: str | None = None
-    parameters: msgspec.Raw = _NONE
+    parameters: msgspec.Raw = ABSENT
 
 
 class _ToolSpec(msgspec.Struct):

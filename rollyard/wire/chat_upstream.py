@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -17,7 +18,7 @@ from rollyard.core.errors import UpstreamError
 from rollyard.core.experts import read_experts
 from rollyard.core.message import Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import dump, from_upstream, is_given, read_upstream, split_object
+from rollyard.wire.body import ABSENT, dump, from_upstream, is_given, read_upstream, split_object
 from rollyard.wire.codec import Memo
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id, image_url
@@ -27,6 +28,8 @@ from rollyard.wire.toolnames import CUSTOM_SCHEMA, custom_arguments, flat_name, 
 _DROPPED = ("stream", "stream_options", "n")
 _TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _PLAIN = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
+_UNCHANGED = (*_PLAIN, "max_tokens", "logprobs", "top_logprobs", "parallel_tool_calls")  # same name, same value
+_unchanged = attrgetter(*_UNCHANGED)
 _MEMBERS: dict[str, tuple[str, ...]] = {
     **{name: (name,) for name in (*_PLAIN, "stop", "logprobs", "top_logprobs", "tool_choice", "parallel_tool_calls")},
     "max_tokens": ("max_tokens", "max_completion_tokens"),
@@ -39,8 +42,7 @@ _MEMBERS: dict[str, tuple[str, ...]] = {
 def sampling_members(sampling: Sampling) -> dict[str, Any]:
     """Sampling as top-level members; what is unset is absent."""
     out: dict[str, Any] = {}
-    for name in (*_PLAIN, "max_tokens", "logprobs", "top_logprobs", "parallel_tool_calls"):
-        value = getattr(sampling, name)
+    for name, value in zip(_UNCHANGED, _unchanged(sampling), strict=True):
         if value is not None:
             out[name] = value
     if sampling.stop:
@@ -194,7 +196,7 @@ class _Choice(msgspec.Struct, gc=False):
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+    prompt_token_ids: msgspec.Raw = ABSENT
     meta_info: dict[str, Any] | None = None
     routed_experts: str | None = None
 
@@ -203,7 +205,7 @@ class _Completion(msgspec.Struct, gc=False):
     choices: list[_Choice] = []
     model: str | None = None
     usage: UsageBody | None = None
-    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+    prompt_token_ids: msgspec.Raw = ABSENT
     id: str | None = None
     system_fingerprint: str | None = None
 

@@ -17,6 +17,7 @@ from rollyard.core.errors import BadRequest, Unsupported, UpstreamError
 from rollyard.core.message import Message, Text
 from rollyard.wire import openai_shapes, options
 from rollyard.wire.body import (
+    ABSENT,
     dump,
     from_agent,
     from_upstream,
@@ -188,7 +189,7 @@ class _Choice(msgspec.Struct):
     finish_reason: str | None = None
     logprobs: _Logprobs | None = None
     token_ids: list[int] | None = None
-    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+    prompt_token_ids: msgspec.Raw = ABSENT
 
 
 class _Completion(msgspec.Struct):

@@ -16,7 +16,7 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Message, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import gemini_upstream
-from rollyard.wire.body import dump, from_agent, is_given, raw_text, read, read_object, recall
+from rollyard.wire.body import ABSENT, dump, from_agent, is_given, raw_text, read, read_object, recall
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.gemini_parts import content_decoder, messages_of, parts_of, wire_parts
 from rollyard.wire.members import BodyReader
@@ -26,8 +26,6 @@ from rollyard.wire.parts import pieces
 from rollyard.wire.sse import frame
 
 T = TypeVar("T")
-
-_NONE = msgspec.Raw()
 
 
 class _Thinking(msgspec.Struct, rename="camel"):
@@ -65,22 +63,22 @@ class _ToolConfig(msgspec.Struct, rename="camel"):
 
 class _Body(msgspec.Struct, rename="camel"):
     contents: list[msgspec.Raw] | None = None
-    system_instruction: msgspec.Raw = _NONE
-    system_instruction_snake: msgspec.Raw = msgspec.field(name="system_instruction", default=_NONE)
-    tools: msgspec.Raw = _NONE
-    tool_config: msgspec.Raw = _NONE
-    tool_config_snake: msgspec.Raw = msgspec.field(name="tool_config", default=_NONE)
-    generation_config: msgspec.Raw = _NONE
-    generation_config_snake: msgspec.Raw = msgspec.field(name="generation_config", default=_NONE)
-    generate_content_request: msgspec.Raw = _NONE
+    system_instruction: msgspec.Raw = ABSENT
+    system_instruction_snake: msgspec.Raw = msgspec.field(name="system_instruction", default=ABSENT)
+    tools: msgspec.Raw = ABSENT
+    tool_config: msgspec.Raw = ABSENT
+    tool_config_snake: msgspec.Raw = msgspec.field(name="tool_config", default=ABSENT)
+    generation_config: msgspec.Raw = ABSENT
+    generation_config_snake: msgspec.Raw = msgspec.field(name="generation_config", default=ABSENT)
+    generate_content_request: msgspec.Raw = ABSENT
 
 
 class _Function(msgspec.Struct, rename="camel"):
     name: str
     description: str | None = None
-    parameters: msgspec.Raw = _NONE
-    parameters_json_schema: msgspec.Raw = _NONE
-    parameters_json_schema_snake: msgspec.Raw = msgspec.field(name="parameters_json_schema", default=_NONE)
+    parameters: msgspec.Raw = ABSENT
+    parameters_json_schema: msgspec.Raw = ABSENT
+    parameters_json_schema_snake: msgspec.Raw = msgspec.field(name="parameters_json_schema", default=ABSENT)
 
 
 class _Tool(msgspec.Struct, rename="camel"):

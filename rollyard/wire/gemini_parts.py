@@ -17,19 +17,18 @@ import msgspec
 
 from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult
-from rollyard.wire.body import dump, is_given, raw_text, read, read_object
+from rollyard.wire.body import ABSENT, dump, is_given, raw_text, read, read_object
 from rollyard.wire.members import refuse_stored
 from rollyard.wire.parts import arguments_object, arguments_text, opaque, texts
 from rollyard.wire.toolnames import flat_name
 
-_NONE = msgspec.Raw()
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
 
 
 class _Call(msgspec.Struct):
     name: str
     id: str | None = None
-    args: msgspec.Raw = _NONE
+    args: msgspec.Raw = ABSENT
 
 
 class _Blob(msgspec.Struct, rename="camel"):

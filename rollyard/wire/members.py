@@ -7,13 +7,14 @@ aloud, not dropped; a member that asks for nothing (`null`, `store: false`) is n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from rollyard.core.call import Dialect
 from rollyard.core.errors import RefusedMember
-from rollyard.wire.body import check_size, is_given, malformed, parse_object, read, split_object
+from rollyard.wire.body import ABSENT, check_size, is_given, malformed, parse_object, read, split_object
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -46,6 +47,10 @@ _TEMPLATE_SWITCHES = {"enable_thinking", "thinking", "preserve_thinking"}
 _STORED_KINDS = {"item_reference", "container_upload", "fileData", "file_data"}
 
 
+_CHECKED = (*_NOTHING, _TEMPLATE)
+_checked = attrgetter(*(f"checked_{name}" for name in _CHECKED))
+
+
 class BodyReader(Generic[T]):
     """Reads the top level of a dialect's requests as `kind`. One parse for what agents really send; a second one only to
     say what is wrong."""
@@ -53,7 +58,7 @@ class BodyReader(Generic[T]):
     def __init__(self, kind: type[T], dialect: Dialect) -> None:
         self._dialect = dialect
         passed = [(f"passed_{n}", msgspec.Raw, _absent(name)) for n, name in enumerate(PASSED[dialect])]
-        checked = [(f"checked_{name}", msgspec.Raw, _absent(name)) for name in (*_NOTHING, _TEMPLATE)]
+        checked = [(f"checked_{name}", msgspec.Raw, _absent(name)) for name in _CHECKED]
         strict: Any = msgspec.defstruct("StrictBody", [*passed, *checked], bases=(kind,), forbid_unknown_fields=True)
         self._known = frozenset(field.encode_name for field in msgspec.structs.fields(strict))
         self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(strict)
@@ -65,11 +70,10 @@ class BodyReader(Generic[T]):
             found = self._strict.decode(body)
         except malformed:
             return self._read_loosely(body)
-        for name, empty in _NOTHING.items():
-            raw = getattr(found, f"checked_{name}")
+        *emptied, template = _checked(found)
+        for (name, empty), raw in zip(_NOTHING.items(), emptied, strict=True):
             if is_given(raw) and bytes(raw) not in empty:
                 raise self._refusal([name])
-        template = getattr(found, f"checked_{_TEMPLATE}")
         if is_given(template) and not (parse_object(bytes(template)) or {_TEMPLATE: 1}).keys() <= _TEMPLATE_SWITCHES:
             raise self._refusal([_TEMPLATE])
         return found
@@ -90,7 +94,7 @@ class BodyReader(Generic[T]):
 
 
 def _absent(name: str) -> Any:
-    return msgspec.field(name=name, default=msgspec.Raw())
+    return msgspec.field(name=name, default=ABSENT)
 
 
 def refuse_stored(kind: str, block: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from rollyard.core.errors import BadRequest, ThreadNotFound
 from rollyard.core.message import Message, Part, Text, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import messages_upstream
-from rollyard.wire.body import dump, from_agent, is_given, raw_text, read, recall
+from rollyard.wire.body import ABSENT, dump, from_agent, is_given, raw_text, read, recall
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.members import BodyReader
 from rollyard.wire.messages_blocks import blocks, part_of
@@ -25,8 +25,6 @@ from rollyard.wire.openai_shapes import counts
 from rollyard.wire.options import name_choice, reasoning_of, text_of
 from rollyard.wire.parts import pieces
 from rollyard.wire.sse import frame
-
-_NONE = msgspec.Raw()
 
 
 class _Thinking(msgspec.Struct):
@@ -46,8 +44,8 @@ class _OutputConfig(msgspec.Struct):
 class _Body(msgspec.Struct):
     messages: list[msgspec.Raw]
     model: str = ""
-    system: msgspec.Raw = _NONE
-    tools: msgspec.Raw = _NONE
+    system: msgspec.Raw = ABSENT
+    tools: msgspec.Raw = ABSENT
     stream: bool | None = None
     max_tokens: int | None = None
     temperature: float | None = None
@@ -74,7 +72,7 @@ class _Tool(msgspec.Struct):
     name: str = ""
     type: str | None = None
     description: str | None = None
-    input_schema: msgspec.Raw = _NONE
+    input_schema: msgspec.Raw = ABSENT
 
 
 _body = BodyReader(_Body, "messages")

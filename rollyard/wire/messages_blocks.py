@@ -9,12 +9,10 @@ import msgspec
 
 from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Opaque, Part, Text, Thinking, ToolCall, ToolResult
-from rollyard.wire.body import is_given, raw_text, read, read_object
+from rollyard.wire.body import ABSENT, is_given, raw_text, read, read_object
 from rollyard.wire.members import refuse_stored
 from rollyard.wire.parts import arguments_object, arguments_text, opaque
 from rollyard.wire.toolnames import flat_name
-
-_NONE = msgspec.Raw()
 
 
 class ContentBlock(msgspec.Struct):
@@ -27,9 +25,9 @@ class ContentBlock(msgspec.Struct):
     data: str | None = None
     id: str | None = None
     name: str | None = None
-    input: msgspec.Raw = _NONE
+    input: msgspec.Raw = ABSENT
     tool_use_id: str | None = None
-    content: msgspec.Raw = _NONE
+    content: msgspec.Raw = ABSENT
     is_error: bool | None = None
     source: dict[str, Any] | None = None
 

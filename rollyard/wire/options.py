@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from msgspec.structs import astuple
+
 from rollyard.core.call import Sampling
 from rollyard.wire.body import dump, parse_json, parse_object
 
@@ -90,4 +92,5 @@ def schema_of(sampling: Sampling) -> Mapping[str, Any] | None:
 
 def find_changes(before: Sampling, after: Sampling) -> set[str]:
     """Names of the fields that a policy set differently from what the agent asked."""
-    return {name for name in Sampling.__struct_fields__ if getattr(before, name) != getattr(after, name)}
+    values = zip(Sampling.__struct_fields__, astuple(before), astuple(after), strict=True)
+    return {name for name, one, other in values if one != other}

@@ -16,7 +16,7 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Message, Part, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import openai_shapes, responses_upstream
-from rollyard.wire.body import digest, dump, from_agent, is_given, raw_text, read, recall, recall_keyed
+from rollyard.wire.body import ABSENT, digest, dump, from_agent, is_given, raw_text, read, recall, recall_keyed
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.members import BodyReader
 from rollyard.wire.options import choice_of, reasoning_of, text_of
@@ -24,8 +24,6 @@ from rollyard.wire.parts import pieces
 from rollyard.wire.responses_items import assistant_items, message_of
 from rollyard.wire.sse import frame
 from rollyard.wire.toolnames import custom_tools, in_namespaces
-
-_NONE = msgspec.Raw()
 
 
 class _Reasoning(msgspec.Struct):
@@ -49,7 +47,7 @@ class _Body(msgspec.Struct):
     model: str = ""
     instructions: str | None = None
     previous_response_id: str | None = None
-    tools: msgspec.Raw = _NONE
+    tools: msgspec.Raw = ABSENT
     stream: bool | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
@@ -66,7 +64,7 @@ class _Tool(msgspec.Struct):
     type: str
     name: str | None = None
     description: str | None = None
-    parameters: msgspec.Raw = _NONE
+    parameters: msgspec.Raw = ABSENT
     tools: list[msgspec.Raw] | None = None
 
 
@@ -261,7 +259,8 @@ class _Events:
         return frame(dump(event), kind)
 
 
-def _item_events(emit: _Events, index: int, item: Any) -> Iterator[bytes]:
+def _item_events(emit: _Events, index: int, item: Any, whole: msgspec.Raw) -> Iterator[bytes]:
+    """`whole` is the item as JSON."""
     if not isinstance(item, dict):
         yield emit("response.output_item.added", output_index=index, item=item)
     elif item["type"] == "message":
@@ -285,7 +284,7 @@ def _item_events(emit: _Events, index: int, item: Any) -> Iterator[bytes]:
         for piece in pieces(item[field]):
             yield emit(f"{kind}.delta", **place, delta=piece)
         yield emit(f"{kind}.done", **place, **{field: item[field]})
-    yield emit("response.output_item.done", output_index=index, item=item)
+    yield emit("response.output_item.done", output_index=index, item=whole)
 
 
 def _text_events(emit: _Events, place: dict[str, Any], number: int, block: dict[str, Any]) -> Iterator[bytes]:
@@ -310,7 +309,7 @@ def _summary_events(emit: _Events, place: dict[str, Any], number: int, block: di
 
 def opening(call: Call) -> bytes:
     emit = _Events(0)
-    response = _response(call, "in_progress")
+    response = msgspec.Raw(dump(_response(call, "in_progress")))
     return emit("response.created", response=response) + emit("response.in_progress", response=response)
 
 
@@ -318,10 +317,11 @@ def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]
     if not opened:
         yield opening(call)
     emit = _Events(2)
-    items = _items(call, reply)
-    for index, item in enumerate(items):
-        yield from _item_events(emit, index, item)
-    yield emit("response.completed", response=_finish_response(call, reply, items))
+    wholes: list[msgspec.Raw] = []
+    for index, item in enumerate(_items(call, reply)):
+        wholes.append(msgspec.Raw(dump(item)))
+        yield from _item_events(emit, index, item, wholes[-1])
+    yield emit("response.completed", response=_finish_response(call, reply, wholes))
 
 
 class ResponsesCodec:

@@ -48,7 +48,7 @@ def test_a_run_shows_each_attempt_and_a_report_that_fit(tmp_path, look):
     shown = on_terminal(*RUN, "--policy", SCRIPTED, "--attempts", "2", "--store", "a.db", cwd=tmp_path, **look)
     assert_readable(shown)
     assert shown.screen.count("bug-fix  #") == 2 and "completed  reward 1" in shown.screen
-    assert "1 tasks, 2 attempts, 2 scored" in shown.screen
+    assert "1 task, 2 attempts, 2 scored" in shown.screen
     assert "rollyard show run_" in shown.screen and "--store a.db" in shown.screen
     assert shown.coloured == ("NO_COLOR" not in look and "TERM" not in look)
     assert ("2 attempts to do" in shown.screen) == ("TERM" in look)  # plain lines
@@ -106,7 +106,34 @@ def test_list_fits(kept, columns):
     for argv in (["list"], ["list", run_id]):
         shown = on_terminal(*argv, "--store", "a.db", cwd=folder, columns=columns)
         assert_readable(shown)
-        assert (run_id if len(argv) == 1 else "bug-fix") in shown.screen
+        assert (run_id[-8:] if len(argv) == 1 else "bug-fix") in shown.screen
+        assert "run_" not in shown.screen and "ro_" not in shown.screen  # a person is shown short ids, which verbs take
+        assert shown.screen.splitlines()[0].split()[-1] in ("attempts", "s")  # and no column is pushed out by them
+
+
+@pytest.mark.parametrize("argv", [["grep", "def"], ["show"], ["why"]], ids=lambda argv: argv[0])
+def test_what_is_read_of_a_run_is_broken_between_words_and_has_no_spelling_of_python(kept, argv):
+    folder, run_id = kept
+    verb, *text = argv
+    shown = on_terminal(verb, *text, run_id[-8:], "--store", "a.db", cwd=folder)
+    assert_readable(shown)
+    assert not any(word in shown.screen for word in ("['", "{'", "None", "True")), shown.screen
+
+
+def test_a_rollout_is_shown_by_its_short_id_without_raw_events(kept):
+    folder, run_id = kept
+    short = on_terminal("list", run_id, "--store", "a.db", cwd=folder).screen.splitlines()[1].split()[0]
+    shown = on_terminal("show", short, "--store", "a.db", cwd=folder)
+    assert shown.code == 0 and "status completed  reward 1" in shown.screen and "stage.started" not in shown.screen
+    events = on_terminal("show", short, "--part", "events", "--store", "a.db", cwd=folder)
+    assert re.search(r"^\d\d:\d\d:\d\d\.\d{3}  stage.started  stage=provision", events.screen, re.MULTILINE)
+
+
+@pytest.mark.parametrize("group", ["init", "check", "datasets", "image", "store", "plane", "serve"])
+def test_a_group_of_verbs_says_of_each_a_whole_sentence(tmp_path, group):
+    shown = on_terminal(group, "--help", cwd=tmp_path)
+    assert_readable(shown)
+    assert "..." not in shown.screen.partition("Commands:")[2] and "completion" not in shown.screen
 
 
 def test_doctor_goes_on_below_itself_where_a_line_is_too_long(tmp_path):
@@ -132,6 +159,12 @@ REFUSED = {
     ),
     "no such policy": ([*RUN, "--policy", "skripted:x"], "did you mean 'scripted'?"),
     "no such script": ([*RUN, "--policy", "scripted:nowhere.yaml"], "nowhere.yaml"),
+    "a script that is spelt otherwise": (
+        [*RUN, "--policy", f"scripted:{ROOT / 'examples' / 'scripts' / 'bug-fx.yaml'}"],
+        "bug-fix.yaml?",
+    ),
+    "no such column": (["list", "last", "--sort", "rewrd"], "did you mean 'reward'?"),
+    "no such status": (["list", "--status", "complete"], "did you mean 'completed'?"),
     "no such option": ([*RUN, "--policy", f"{SCRIPTED}#temperature=1"], "takes no option 'temperature'"),
     "no such renderer": ([*RUN, "--policy", f"{SCRIPTED}#renderer=nonsuch"], "nonsuch"),
     "an option of another type": ([*RUN, "--policy", "upstream:http://127.0.0.1:9/v1#top_logprobs=x"], "top_logprobs"),
@@ -167,7 +200,7 @@ def test_a_refusal_is_broken_between_words(tmp_path):
 def test_replay_answers_from_the_store_of_the_run_or_the_one_that_is_named(kept, tmp_path):
     folder, run_id = kept
     listed = on_terminal("list", run_id, "--store", "a.db", cwd=folder, columns=160)
-    rollout_id = re.search(r"ro_\w+", listed.screen)[0]
+    rollout_id = listed.screen.splitlines()[1].split()[0]
     own = on_terminal(*RUN, "--policy", f"replay:{rollout_id}", "--store", "a.db", cwd=folder)
     assert_readable(own)
     other = on_terminal(*RUN, "--policy", f"replay:{rollout_id}#store={folder / 'a.db'}", cwd=tmp_path)

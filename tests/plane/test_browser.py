@@ -23,6 +23,7 @@ from rollyard.core.task import Task
 from rollyard.page.actions import LocalActions
 from rollyard.page.app import page_app
 from rollyard.page.planes import PlaneTables
+from rollyard.plane.server.operator import PlaneOperator
 from rollyard.plane.service.instances import CreateInstance
 from rollyard.plane.storage.sql import SqlPlane
 from rollyard.testing.serve import serve_app
@@ -345,6 +346,37 @@ async def test_the_control_planes_tables_are_searched_sorted_and_opened(tmp_path
                     await page.goto(f"{url}/plane/quotas")
                     assert await page.locator("meter").count() == 3
                     await shot(page, f"quotas-{theme}")
+
+
+async def test_an_operator_makes_and_revokes_a_key_and_sets_a_quota(tmp_path, assemble, noop, clock):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        plane = await assemble(SqlPlane(store.database), {"noop": noop}, clock, terms=AdmissionTerms(quota=40))
+        operator = PlaneOperator(plane.store, plane.access, "sesame")
+        tables = PlaneTables(plane.store, {"noop": noop}, plane.sweeper, 40)
+        shown = page_app(store, plane=tables, plane_key="sesame".__eq__, operator=operator)
+        async with serve_app(shown) as url:
+            for theme, width in (("light", 1280), ("dark", 400)):
+                login = {"username": "admin", "password": "sesame"}
+                view = {"width": width, "height": 860}
+                async with browsing(color_scheme=theme, http_credentials=login, viewport=view) as page:
+                    await page.goto(f"{url}/plane/keys")
+                    await page.select_option("select[name=role]", "metrics")
+                    await page.fill("form.bar input[name=owner]", theme)
+                    await page.click("text=New key")
+                    made = await page.locator("#made").inner_text()
+                    assert (await plane.access.caller(f"Bearer {made}", metrics=True)).owner == theme
+                    await shot(page, f"keys-{theme}")
+                    assert await page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+                    await page.locator(f"tr:has-text('{theme}') button").click()
+                    await page.wait_for_selector(f"tr:has-text('{theme}') >> text=revoked")
+                    await page.click("nav.tabs >> text=Quotas")
+                    await page.fill("form.bar input[name=owner]", theme)
+                    await page.fill("input[name=quota]", "5")
+                    await page.click("button:has-text('Set')")
+                    await page.wait_for_selector(f"tr:has-text('{theme}')")
+                    assert (await plane.store.usage(theme)).quota == 5
+                    await shot(page, f"quota-form-{theme}")
+                    assert await page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
 
 
 @pytest.mark.adversarial

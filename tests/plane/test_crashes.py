@@ -53,10 +53,10 @@ class Freezing(NoopEngine):
     """Also takes snapshots, of nothing."""
 
     @property
-    def abilities(self):
+    def capabilities(self):
         import msgspec
 
-        return msgspec.structs.replace(super().abilities, snapshot=True, pause=True, exec=True)
+        return msgspec.structs.replace(super().capabilities, snapshot=True, pause=True, exec=True)
 
     async def sandbox(self, ref):
         return self

@@ -11,6 +11,7 @@ from rollyard.plane.compat.e2b import e2b_app
 from rollyard.plane.compat.e2b.errors import E2bRefusal
 from rollyard.plane.compat.e2b.templates import Templates
 from rollyard.plane.parts import ephemeral_plane
+from rollyard.plane.service.builds import hosts_of_builds
 from rollyard.plane.service.create_request import CreateInstance
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.testing.serve import serve_app
@@ -31,6 +32,20 @@ async def settled(client, build):
             await asyncio.sleep(0.1)
 
 
+async def log_of(client, build):
+    """All lines of a build's log, a page at a time."""
+    seen = 0
+    while True:
+        place = f"/templates/{build['templateID']}/builds/{build['buildID']}/status"
+        async with client.get(place, params={"logsOffset": str(seen)}) as answer:
+            page = (await answer.json())["logEntries"]
+        if not page:
+            return
+        seen += len(page)
+        for line in page:
+            yield line["message"]
+
+
 async def request(client, name):
     async with client.post("/v3/templates", json={"name": name}) as answer:
         assert answer.status == 202
@@ -41,6 +56,37 @@ async def start(client, build, **asked):
     place = f"/v2/templates/{build['templateID']}/builds/{build['buildID']}"
     async with client.post(place, json={**STEPS, **asked}) as answer:
         return answer.status
+
+
+@pytest.mark.slow
+async def test_a_templates_steps_reach_the_hosts_of_the_operator_and_all_they_print_is_kept(tmp_path):
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, LocalBackend() as backend:
+        port = server.sockets[0].getsockname()[1]
+        hosts = hosts_of_builds(f"allow:mirror.test:{port}@127.0.0.1")
+        words = "import urllib.request as r; print(r.urlopen('http://{}:{}/', timeout=20).read())"
+        async with (
+            ephemeral_plane(backend, build_hosts=hosts) as plane,
+            serve_app(e2b_app(plane, anonymous=True)) as url,
+        ):
+            async with aiohttp.ClientSession(url) as client:
+                told, lines = {}, {}
+                for host in ("mirror.test", "elsewhere.test"):
+                    build = await request(client, host.partition(".")[0])
+                    fetch = f'seq 300 && python3 -c "{words.format(host, port)}"'
+                    assert await start(client, build, steps=[{"type": "RUN", "args": [fetch]}]) == 202
+                    told[host] = await settled(client, build)
+                    lines[host] = [line async for line in log_of(client, build)]
+        assert told["mirror.test"]["status"] == "ready", told["mirror.test"]
+        assert told["elsewhere.test"]["status"] == "error"
+        counted = [str(n) for n in range(1, 301)]
+        assert [[line for line in said if line.isdigit()] for said in lines.values()] == [counted, counted]
+        assert "b'hello'" in lines["mirror.test"] and "b'hello'" not in lines["elsewhere.test"]
 
 
 async def test_a_server_tells_and_opens_what_another_builds(tmp_path):

@@ -3,10 +3,12 @@
 import asyncio
 import time
 
+import msgspec
 import pytest
 
 from rollyard.core.ids import new_id
 from rollyard.core.plane import Instance, InstancePlan
+from rollyard.core.sandbox import Capabilities
 from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.engines.protocol import INSTANCE_LABEL
 from rollyard.sandbox import backend
@@ -47,3 +49,13 @@ async def test_a_creation_that_is_cancelled_while_its_program_starts_deletes_its
         with pytest.raises(asyncio.CancelledError):
             await creating
         assert await real.list({INSTANCE_LABEL: instance.id}) == []
+
+
+async def test_an_engine_says_of_itself_what_its_backend_can():
+    """One value: nothing is copied field by field, so nothing that a backend can is refused by its engine."""
+    real = backend("local")
+    can = BackendEngine(real).capabilities
+    assert {name: getattr(can, name) for name in Capabilities.__struct_fields__} == msgspec.structs.asdict(
+        real.capabilities
+    )
+    assert can.exec and can.files and can.arguments

@@ -234,7 +234,7 @@ async def test_an_engine_without_a_way_in_says_501_and_what_else_there_is(world,
         """Cannot be dialled, and gives URLs of its own."""
 
         name = "signs"
-        abilities = NoopEngine().abilities.__class__(list=True, presign=True, images=True)
+        capabilities = NoopEngine().capabilities.__class__(list=True, presign=True, images=True, network_none=True)
 
         async def presign(self, ref, port, minutes):
             return f"https://signs.example/{ref}/{port}/{minutes}"

@@ -99,8 +99,8 @@ class Pausing(NoopEngine):
         self.seen = []
 
     @property
-    def abilities(self):
-        return msgspec.structs.replace(super().abilities, pause=True, exec=True)
+    def capabilities(self):
+        return msgspec.structs.replace(super().capabilities, pause=True, exec=True)
 
     async def sandbox(self, ref):
         return self

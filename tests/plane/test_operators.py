@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 
 import aiohttp
+import asyncpg
 import pytest
 from typer.testing import CliRunner
 
 import rollyard as ry
 from rollyard.cli.main import app
-from rollyard.core.errors import ConfigError, PlaneUnauthorized
+from rollyard.core.errors import ConfigError, PlaneNotFound, PlaneUnauthorized
 from rollyard.plane.storage.open import open_plane
 from rollyard.store.copy import copy_store
 from tests.plane.served import serving
@@ -67,6 +68,47 @@ async def test_what_the_page_for_operators_says_is_done(tmp_path):
         async with ry.plane.connect(env["ROLLYARD_URL"], first["key"]) as plane:
             with pytest.raises(PlaneUnauthorized):
                 await plane.usage()
+
+
+@pytest.mark.slow
+async def test_a_dump_of_a_served_plane_on_postgresql_serves_again_with_every_id(
+    tmp_path, postgres_server, postgres_url
+):
+    """By the commands of the page, while the plane goes on; what was made after the dump is not in it."""
+    page = (ROOT / "docs" / "running-a-plane.md").read_text()
+    (block,) = re.findall(r"```sh postgres\n(.*?)```", page, re.S)
+    again, engine = f"{postgres_url}_again", {"engine": "noop", "environ": {"HOME": str(tmp_path)}}
+    known = {
+        "postgresql://plane@db.example/plane": postgres_url,
+        "postgresql://plane@db.example/postgres": f"{postgres_server}/postgres",
+        "postgresql://plane@db.example/plane_again": again,
+        "plane_again": again.rpartition("/")[2],
+        "plane.dump": str(tmp_path / "plane.dump"),
+    }
+    async with serving(tmp_path, "--store", postgres_url, **engine) as env:
+        async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
+            await plane.envs.create("weather", "1", owner="ann", env={"CITY": "Oslo"})
+            made = await plane.instances.create(env="weather@1", owner="ann", ttl_s=3600)
+            anns = await plane.create_key("owner", "ann")
+            for line in block.splitlines():
+                words = [known.get(word, word) for word in shlex.split(line)]
+                ran = await asyncio.create_subprocess_exec(*words, stderr=asyncio.subprocess.PIPE)
+                assert await ran.wait() == 0, (words[0], await ran.stderr.read())
+            later = await plane.instances.create(env="weather@1", owner="ann", ttl_s=3600)
+    try:
+        async with serving(tmp_path, "--store", again, **engine) as env:
+            async with ry.plane.connect(env["ROLLYARD_URL"], anns["key"]) as ann:
+                assert [one["id"] async for one in ann.instances.list()] == [made["id"]]
+                assert (await ann.usage())["used"] == 1
+                assert (await ann.envs.get("weather", "1"))["spec"]["env"] == {"CITY": "Oslo"}
+                with pytest.raises(PlaneNotFound):
+                    await ann.instances.get(later["id"])
+                await ann.instances.delete(made["id"])
+                assert (await ann.usage())["used"] == 0
+    finally:
+        admin = await asyncpg.connect(f"{postgres_server}/postgres")
+        await admin.execute(f"DROP DATABASE IF EXISTS {known['plane_again']} WITH (FORCE)")
+        await admin.close()
 
 
 async def test_a_plane_moves_from_sqlite_to_postgresql_and_back_without_losing_an_id(tmp_path, postgres_url):

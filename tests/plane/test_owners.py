@@ -13,9 +13,14 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import PlaneForbidden, PlaneInvalid, PlaneNotFound, PlaneUnauthorized
+from rollyard.core.rollout import Rollout, Verdict
+from rollyard.core.task import Task
 from rollyard.plane.api.app import plane_app
+from rollyard.plane.parts import assemble
 from rollyard.plane.service.access import NewKey
+from rollyard.plane.service.create_request import CreateInstance
 from rollyard.plane.service.signing import Signer
+from rollyard.plane.storage.sql import SqlPlane
 from rollyard.testing.serve import serve_app
 from tests.plane.served import serving
 
@@ -200,3 +205,33 @@ async def test_who_reads_the_database_cannot_sign(tmp_path):
         async with ry.plane.connect(env["ROLLYARD_URL"], env["ROLLYARD_KEY"]) as plane:
             again = (await plane.json("POST", f"/v1/instances/{made['id']}/token"))["token"]
             assert again != made["token"]
+
+
+@pytest.mark.parametrize("claim", ["label", "field", "link"])
+async def test_a_rollouts_id_on_an_instance_of_ones_own_reads_nothing_of_that_rollout(tmp_path, noop, claim):
+    async with ry.Store.open(tmp_path / "p.db") as store:
+        parts = await assemble(SqlPlane(store.database), {"noop": noop}, runs=store)
+        ann, bob = [(await parts.access.issue(NewKey(role="owner", owner=owner)))[0] for owner in ("ann", "bob")]
+        first = claim == "label"  # whose instance is listed first decides nothing
+        forged = None if first else await forge(parts, claim)
+        hers = await parts.instances.create(
+            CreateInstance(image="host", labels={"rollyard.rollout": "ro_ann"}), owner="ann"
+        )
+        forged = await forge(parts, claim) if first else forged
+        task, verdict = Task(id="secret-task", instruction="x"), Verdict(reward=0.5)
+        await store.commit_rollout(Rollout(id="ro_ann", task=task, verdict=verdict, sandbox_id=hers.id))
+        for name in ("ro_ann", forged.id):
+            read = await parts.traces.chain(name, bob)
+            assert read["instance"]["id"] == forged.id
+            assert (read["rollout"], read["reward"], read["session"], read["policy"]) == (None, None, None, None)
+        for name in ("ro_ann", hers.id):
+            read = await parts.traces.chain(name, ann)
+            assert (read["instance"]["id"], read["reward"], read["rollout"]["task_id"]) == (hers.id, 0.5, "secret-task")
+
+
+async def forge(parts, claim: str):
+    """An instance of bob's that says it is for ann's rollout."""
+    labels = {"rollyard.rollout": "ro_ann"} if claim == "label" else {}
+    asked = CreateInstance(image="host", labels=labels, rollout_id="ro_ann" if claim == "field" else None)
+    made = await parts.instances.create(asked, owner="bob")
+    return await parts.instances.link(made.id, "ro_ann") if claim == "link" else made

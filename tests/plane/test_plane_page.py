@@ -1,12 +1,17 @@
 """The page's tables of a control plane are the same on every storage, also where there is no store of runs."""
 
+import re
+
 import aiohttp
+import msgspec
 import pytest
 
+from rollyard.core.errors import ConfigError, PlaneUnauthorized
 from rollyard.core.plane import EnvSpec
 from rollyard.core.plane_tables import TableQuery
 from rollyard.page.app import plane_page_app
 from rollyard.page.planes import PlaneTables
+from rollyard.plane.server.operator import PlaneOperator
 from rollyard.plane.service.access import NewKey
 from rollyard.plane.service.create_request import CreateInstance
 from rollyard.testing.serve import serve_app
@@ -73,3 +78,44 @@ async def test_the_tables_are_shown_where_there_are_no_runs(plane):
             status, text = await shown(path, **key)
             assert status == 200 and words in text
         assert (await shown("/plane/instances/inst_none", **key))[0] == 404
+
+
+async def test_keys_and_quotas_are_changed_by_forms_of_this_page_and_with_the_admin_key_alone(plane):
+    await filled(plane)
+    operator = PlaneOperator(plane.store, plane.access, "key")
+    app = plane_page_app(PlaneTables(plane.store, plane.instances.engines, plane.sweeper, 40), "key".__eq__, operator)
+    async with serve_app(app) as url, aiohttp.ClientSession(url) as http:
+
+        async def sent(path, key="key", token=operator.form_token, **form):
+            headers = {"Authorization": f"Bearer {key}"}
+            asked = http.post(path, data={**form, "token": token}, headers=headers, allow_redirects=False)
+            async with asked as answer:
+                return answer.status, await answer.text()
+
+        trainer = {"role": "trainer", "owner": "dora"}
+        before = await plane.store.list_keys()
+        assert (await sent("/plane/keys", key="other", **trainer))[0] == 401
+        assert (await sent("/plane/keys", token="guess", **trainer))[0] == 403
+        assert (await sent("/plane/quotas", token="", owner="bob", quota="1"))[0] == 403
+        assert await plane.store.list_keys() == before and (await plane.store.usage("bob")).quota == 7
+        assert (await sent("/plane/keys", role="king", owner="dora"))[0] == 400
+        status, text = await sent("/plane/keys", **trainer)
+        made = re.search(r"ryk-[\w-]+", text)[0]
+        assert status == 200 and (await plane.access.caller(f"Bearer {made}")).owner == "dora"
+        (key,) = [one for one in await plane.store.list_keys() if one.owner == "dora"]
+        assert (await sent(f"/plane/keys/{key.id}/revoke", token="guess"))[0] == 403
+        assert (await sent(f"/plane/keys/{key.id}/revoke"))[0] == 303
+        with pytest.raises(PlaneUnauthorized):
+            await plane.access.caller(f"Bearer {made}")
+        async with http.get("/plane/keys", headers={"Authorization": "Bearer key"}) as answer:
+            assert made not in await answer.text()  # it was shown once
+        assert (await sent("/plane/quotas", owner="bob", quota="3", rate="0.5"))[0] == 303
+        assert msgspec.structs.astuple(await plane.store.usage("bob"))[-2:] == (3, 0.5)
+        for bad in ({"quota": "many"}, {"quota": "-1"}, {"rate": "nan"}):
+            assert (await sent("/plane/quotas", owner="bob", **bad))[0] == 400
+        assert (await plane.store.usage("bob")).quota == 3
+
+
+async def test_forms_without_a_key_that_opens_them_are_refused():
+    with pytest.raises(ConfigError):
+        plane_page_app(PlaneTables(None), None, PlaneOperator(None, None, "key"))

@@ -9,16 +9,19 @@ import sys
 import tarfile
 from pathlib import Path
 
+import aiohttp
 import msgspec
 import pytest
 
 import rollyard as ry
-from rollyard.core.errors import ConfigError, PlaneConflict, PlaneInvalid, PlaneNotFound
+from rollyard.core.errors import ConfigError, PlaneConflict, PlaneForbidden, PlaneInvalid, PlaneNotFound
+from rollyard.core.ids import new_id
+from rollyard.images.store import ImageStore
 from rollyard.plane.api.app import plane_app
 from rollyard.plane.client.push import MAX_FILES, pack, pull, push, read_project, unpack
 from rollyard.plane.parts import ephemeral_plane
 from rollyard.plane.service.access import NewKey
-from rollyard.plane.service.builds import BuildRecord
+from rollyard.plane.service.builds import BuildRecord, hosts_of_builds
 from rollyard.plane.storage.sql import SqlPlane
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.testing.serve import serve_app
@@ -189,6 +192,58 @@ async def building(tmp_path):
             yield plane, client
 
 
+async def test_a_build_reaches_the_hosts_that_the_operator_names_and_all_that_it_prints_is_kept(tmp_path):
+    """What a package mirror is to it: a host on the list. The rest is as far away as without a network."""
+
+    async def serve(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+        await writer.drain()
+        writer.close()
+
+    fetch = "import urllib.request as r; print(r.urlopen('http://{}:{}/', timeout=20).read())"
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server, LocalBackend() as backend:
+        port = server.sockets[0].getsockname()[1]
+        hosts = hosts_of_builds(f"allow:mirror.test:{port}@127.0.0.1")
+        for name, host in (("open", "mirror.test"), ("shut", "elsewhere.test")):
+            (tmp_path / name).mkdir()
+            lines = [
+                "FROM host",
+                f"RUN echo {new_id('once')} && seq 20000",
+                f'RUN python3 -c "{fetch.format(host, port)}"',
+                "RUN echo at its end",
+            ]
+            (tmp_path / name / "Dockerfile").write_text("\n".join(lines))
+        async with ephemeral_plane(backend, build_hosts=hosts) as plane:
+            _, key = await plane.access.issue(NewKey(role="owner", owner="ann"))
+            _, others = await plane.access.issue(NewKey(role="owner", owner="bob"))
+            async with serve_app(plane_app(plane)) as url, ry.plane.connect(url, key) as client:
+                for name in ("open", "shut"):
+                    bundle = await client.envs.upload(pack(tmp_path / name))
+                    await client.envs.create(name, "1", build={"bundle": bundle, "dockerfile": "Dockerfile"})
+                await client.instances.create(env="open@1", ttl_s=120)
+                with pytest.raises(PlaneInvalid, match="could not be built"):
+                    await client.instances.create(env="shut@1", ttl_s=120)
+                said = await client.envs.build_output("open", "1", "local")
+                assert "\n1\n2\n3\n" in said and "\n20000\n" in said and len(said) > 100_000
+                assert "b'hello'" in said and "RUN echo at its end" in said
+                failed = await client.envs.build_output("shut", "1", "local")
+                assert "\n20000\n" in failed and "HTTP Error 403" in failed and "at its end" not in failed
+                assert "Dockerfile:3: RUN" in failed and "rollyard-build-" not in failed
+                async with ry.plane.connect(url, others) as bob:
+                    with pytest.raises(PlaneForbidden):
+                        await bob.envs.build_output("open", "1", "local")
+                with pytest.raises(PlaneNotFound):
+                    await client.envs.build_output("open", "1", "noop")
+
+
+def test_the_network_of_builds_is_the_operators_word():
+    assert hosts_of_builds("none") == ()
+    assert hosts_of_builds("public") == ("*",)
+    with pytest.raises(ConfigError, match="not 'task'"):
+        hosts_of_builds("task")
+
+
 @pytest.mark.parametrize(
     "kind", ["aenv", pytest.param("harbor", marks=pytest.mark.slow), pytest.param("openenv", marks=pytest.mark.slow)]
 )
@@ -209,6 +264,33 @@ async def test_a_folder_with_a_dockerfile_is_built_once_and_its_server_answers(b
         and built.image == (await plane.instances.record(two["id"])).plan.image
         and "instructions" in built.log
     )
+
+
+async def test_an_aenv_project_is_built_where_its_image_is_unknown_and_runs_aenvironments_server(building, tmp_path):
+    """As its own examples are: an image in a registry, and a Dockerfile that names no program."""
+    plane, client = building
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "tools.py").write_text("# tools\n")
+    (tmp_path / "aenv").mkdir()  # in place of the package
+    (tmp_path / "aenv" / "main.py").write_text("import sys\nassert sys.argv[1:] == ['src'], sys.argv\n" + SERVER)
+    (tmp_path / "Dockerfile").write_text("FROM host\nWORKDIR /app\nENV COLOUR=green\nCOPY . .\n")
+    name = f"docker.io/aenv/{new_id('demo')}:1.0"
+    config = {"name": "demo", "version": "1.0", "artifacts": [{"type": "image", "content": name}]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    record = await push(client, tmp_path)
+    made = await client.instances.create(env="demo@1.0", ttl_s=120)
+    url = await client.instances.wait(made["id"], 8081, "/")
+    async with aiohttp.request("GET", url) as reply:
+        assert await reply.text() == "green /app"
+    built = (await plane.instances.record(made["id"])).plan.image
+    await ImageStore().add(built, names=[name])
+    try:
+        await client.envs.create("known", "1", image=name, build={"bundle": record["spec"]["build"]["bundle"]})
+        there = await client.instances.create(env="known@1", ttl_s=60)
+        assert (await plane.instances.record(there["id"])).plan.image == name
+        assert await client.envs.builds("known", "1") == {}, "what is there is not built"
+    finally:
+        await ImageStore().remove(name)
 
 
 async def test_files_without_a_dockerfile_are_laid_over_an_image_and_a_build_that_fails_says_why(building, tmp_path):

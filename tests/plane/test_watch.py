@@ -157,7 +157,8 @@ async def test_a_chain_leads_from_an_instance_to_its_rollout_its_reward_and_the_
         parts = await assemble(SqlPlane(store.database), {"noop": noop}, clock=clock, runs=store)
         await parts.hub.create("e", "1", EnvSpec(), by=OWNER)
         made = await parts.instances.create(CreateInstance(env="e@1"), owner="ann")
-        rollout = Rollout(id="ro_1", task=Task(id="t", instruction="x"), agent="pi", verdict=Verdict(reward=0.5))
+        task, verdict = Task(id="t", instruction="x"), Verdict(reward=0.5)
+        rollout = Rollout(id="ro_1", task=task, agent="pi", verdict=verdict, sandbox_id=made.id)
         await store.commit_rollout(rollout)
         await parts.instances.link(made.id, "ro_1")
         ann, bob, root = [

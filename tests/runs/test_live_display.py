@@ -62,11 +62,21 @@ async def test_a_rollout_that_takes_long_gets_a_line_with_its_stage_and_seconds(
     ]
 
 
+async def test_an_install_says_at_once_what_it_is_and_how_much_is_there(live, clock):
+    await start(live, 1, "slow-one")
+    await live.event(Event(at=0, name="stage.started", rollout_id="ro_1", fields={"stage": "install"}))
+    fields = {"packages": "@some/agent@1.2.3", "megabytes": 12.3}
+    await live.event(Event(at=0, name="agent.installs", rollout_id="ro_1", fields=fields))
+    assert "     0 s  slow-one  pi  mine  install (once) 12 MB so far: @some/agent@1.2.3" in drawn(live)
+    await live.event(Event(at=0, name="stage.started", rollout_id="ro_1", fields={"stage": "wait"}))
+    assert not any("12 MB" in line for line in drawn(live))
+
+
 async def test_rate_time_left_and_tokens_are_those_of_what_has_ended(live, clock):
     clock.now += 30
     live.rollout(ended(1, usage={"prompt_tokens": 20_500, "completion_tokens": 300}))
     head, sums = drawn(live)[:2]
-    assert "1/4 attempts, 2 done before  90 s left  run_1" in head
+    assert "1/4 attempts, 2 done before  90 s left  run run_1" in head
     assert sums == "no reward yet  2.0 a minute  20k tokens in  300 tokens out"
 
 

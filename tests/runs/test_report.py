@@ -9,6 +9,7 @@ from rollyard.core.task import Task
 from rollyard.runs.report.plots import draw_all
 from rollyard.runs.report.report import Report, summarise, text
 from rollyard.runs.report.spending import Price
+from rollyard.runs.report.statistics import Interval
 from rollyard.trajectory.samples import samples
 
 
@@ -119,3 +120,9 @@ def test_a_name_is_drawn_as_it_is(hostile):
 
 def test_a_run_without_a_single_attempt_still_reports():
     assert "0 attempts" in text(summarise("r", []))
+
+
+def test_one_task_has_no_interval_however_many_attempts():
+    (line,) = summarise("r", [rollout("a", n, float(n < 3)) for n in range(8)]).lines
+    assert line.pass_at[1] == line.reward == Interval(0.375, None, None)
+    assert "[0." not in text(summarise("r", [rollout("a", n, 1.0) for n in range(8)]))

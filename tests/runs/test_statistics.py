@@ -119,3 +119,15 @@ def test_groups_count_those_that_teach_nothing():
 def test_one_task_alone_has_no_interval_of_the_mean():
     assert statistics.bootstrap_mean([0.5]) == statistics.Interval(0.5, None, None)
     assert statistics.bootstrap_mean([0.5, 0.5]).low == 0.5
+
+
+def test_one_task_has_no_interval_and_tasks_that_agree_leave_open_what_wilson_says():
+    assert statistics.mean_over_tasks([1.0]) == statistics.Interval(1.0, None, None)
+    assert statistics.mean_over_tasks([1.0] * 4) == statistics.wilson(4, 4)
+    assert statistics.mean_over_tasks([0.0] * 4) == statistics.wilson(0, 4)
+    assert statistics.mean_over_tasks([0.0, 1.0, 1.0]) == statistics.bootstrap_mean([0.0, 1.0, 1.0])
+
+
+def test_a_difference_that_is_the_same_on_every_task_claims_no_certainty():
+    pair = statistics.compare_pairs({"a": [0.0], "b": [0.0]}, {"a": [1.0], "b": [1.0]})
+    assert pair.difference == statistics.Interval(1.0, None, None)

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from itertools import count
 
 import pytest
+from pyarrow import parquet
 
 import rollyard as ry
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.runs import Tree
-from rollyard.runs.report.tree import TreeLeaf, draw_tree, tree_nodes
+from rollyard.runs.report.tree import draw_tree
 from rollyard.runs.run.config import RunConfig, convert
 from rollyard.store.listing import find_branches
+from rollyard.trajectory.value_tree import TreeLeaf, tree_nodes
 
 pytestmark = pytest.mark.anyio
 
 
 def leaf(name, reward, parent=None, call=None):
     return TreeLeaf(
-        id=name, task_id="t", agent="a", status="completed", reward=reward, parent=parent, call=call, replayed=0
+        id=name, task_id="t", agent="a", status="completed", reward=reward, parent=parent, call=call, place=0
     )
 
 
@@ -76,6 +79,19 @@ async def test_children_are_owed_with_their_parent_and_a_stopped_tree_grows_on_w
         (node,) = found.nodes
         assert (node.rollout, node.call, node.leaves, round(node.value, 3)) == (root.id, at, 3, 0.667)
         assert f"  at {at}  value 0.667 of 3 leaves" in str(found)
+        await ry.export(store, run.id, tmp_path / "rows.jsonl", format="samples")
+        rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+        start = len(root.captured.prompt_ids(at))
+        assert [row["own_from"] for row in rows] == [0, start, start]
+        for row in rows:
+            assert row["nodes"] == [
+                {"rollout": root.id, "call": at, "start": start, "leaves": 3, "value": pytest.approx(2 / 3)}
+            ]
+            assert row["input_ids"][:start] == rows[0]["input_ids"][:start]
+        await ry.export(store, run.id, tmp_path / "rows.parquet")
+        assert parquet.read_table(tmp_path / "rows.parquet").column("nodes").to_pylist() == [
+            row["nodes"] for row in rows
+        ]
 
 
 async def test_a_tree_that_cannot_grow_is_refused_before_anything_opens(tmp_path, backend):

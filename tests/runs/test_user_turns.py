@@ -11,6 +11,7 @@ import rollyard as ry
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.store.check import check_run
+from rollyard.testing.smollm import llama_server, weights
 from tests.runs.test_branch import rollyard
 
 pytestmark = pytest.mark.anyio
@@ -37,6 +38,12 @@ def write_user(folder, *words):
     return f"scripted:{file}"
 
 
+async def rows_of(store, run, folder, format, **asked):
+    out = folder / "rows.jsonl"
+    await ry.export(store, run, out, format=format, **asked)
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
 async def test_a_scripted_user_answers_until_it_is_content_and_each_side_trains_apart(tmp_path, backend):
     user = write_user(tmp_path, "blue", "red")
     async with ry.Store.open(tmp_path / "runs.db") as store:
@@ -59,6 +66,15 @@ async def test_a_scripted_user_answers_until_it_is_content_and_each_side_trains_
         assert {own.kind, users.kind} == {"agent", "user"} and own.trained and users.trained
         assert not set(own.call_ids) & set(users.call_ids) and len(users.call_ids) == 3
         assert own.reward == users.reward == 1.0
+        assert [kept_row["kind"] for kept_row in await rows_of(store, run.id, tmp_path, "samples")] == ["agent"]
+        theirs = await rows_of(store, run.id, tmp_path, "samples", kinds=("user",))
+        assert [(one["kind"], one["call_ids"]) for one in theirs] == [("user", list(users.call_ids))]
+        assert {one["kind"] for one in await rows_of(store, run.id, tmp_path, "turns")} == {"agent", "user"}
+        assert {one["kind"] for one in await rows_of(store, run.id, tmp_path, "turns", kinds=("user",))} == {"user"}
+        with pytest.raises(ConfigError, match="the format 'atif' has all kinds of calls"):
+            await rows_of(store, run.id, tmp_path, "atif", kinds=("user",))
+        with pytest.raises(ConfigError, match="users"):
+            await rows_of(store, run.id, tmp_path, "samples", kinds=("users",))
         assert (await check_run(store, run.id)).ok
         with pytest.raises(ConfigError, match="has turns of a user"):
             await ry.branch(kept, at=2, policy=ry.policy.scripted(assistant), store=store)
@@ -107,6 +123,38 @@ async def test_the_example_of_a_customer_gets_what_they_want(tmp_path, backend):
     assert (done.status, done.reward) == ("completed", 1.0), done.error
     first = next(record for record in done.captured.records if record.kind == "user")
     assert "You are Ada Moss." in done.captured.messages(first.id)[0].text
+
+
+@pytest.mark.slow
+async def test_a_language_model_is_the_customer_of_the_example_and_its_words_train_apart(tmp_path, backend):
+    """A real one, too small to be a good customer: what it says reaches the agent, with the tokens that it sampled."""
+    pytest.importorskip("xllamacpp", reason="the llama.cpp server is not installed")
+    (task,) = ry.Taskset.load(Path(__file__).parents[2] / "examples" / "users" / "tasks")
+
+    def assistant(call):
+        said = [message.text for message in call.messages if message.role == "user"]
+        return {"text": f"I have heard {len(said)} messages. What is the number of your order?"}
+
+    with llama_server() as url:
+        done = await ry.run_rollout(
+            task,
+            agent="shell-agent",
+            policy=ry.policy.scripted(assistant),
+            sandbox=backend,
+            user=f"tokens:{url}#renderer={weights()}&max_tokens_cap=60",
+            user_turns=2,
+        )
+    assert (done.status, done.reward) == ("completed", 0.0), done.error
+    calls = [(record.kind, done.captured.answer(record.id).message.text) for record in done.captured.records]
+    kinds = [kind for kind, _ in calls]
+    assert kinds[:2] == ["agent", "user"] and set(kinds) == {"agent", "user"}
+    own = next(branch for branch in done.captured.branches if branch.kind == "agent")
+    heard = [message.text for message in own.messages if message.role == "user"]
+    words = [text for kind, text in calls if kind == "user" and "###STOP###" not in text]
+    assert words and all(text in heard for text in words)
+    (row,) = ry.samples(done, kinds=("user",)).rows
+    assert row.kind == "user" and any(row.logprobs[at] < 0.0 for at in range(len(row.ids)) if row.mask[at])
+    assert {row.kind for row in ry.samples(done).rows} == {"agent"}
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from rollyard.cli.main import app
 from rollyard.core.errors import ConfigError
+from rollyard.core.rollout import Failure
 from rollyard.store import Store
 from rollyard.store.exports import export
 from rollyard.store.imports.load import import_run
@@ -101,6 +102,32 @@ async def test_a_job_of_harbor_is_a_run(tmp_path):
     assert second.reward is None and "AgentTimeoutError: too long" in second.failure.message
 
 
+async def test_a_job_of_harbor_comes_back_as_it_went(kept, tmp_path):
+    failed = Failure(
+        boundary="sandbox",
+        cause="SandboxGone",
+        message="it went",
+        stage="wait",
+        retry=True,
+        grade=False,
+        trainable=False,
+    )
+    await keep(kept, "r3", attempt=2, verdict=None, failure=failed, status="infra_error", started_at=100.0, wall_s=1)
+    done = await export(kept, "run1", tmp_path / "job", format="harbor")
+    assert (done.rows, done.refused) == (3, 0)
+    assert json.loads((tmp_path / "job" / "result.json").read_text())["stats"]["n_errored_trials"] == 1
+    back = await import_run(str(tmp_path / "b.db"), str(tmp_path / "job"), None, "")
+    assert (back.format, back.rollouts, back.scored) == ("harbor", 3, 1)
+    found = await read_back(tmp_path / "b.db", back.run_id)
+    (first,) = [one for one in found if one.reward is not None]
+    (lost,) = [one for one in found if one.failure is not None]
+    assert (first.task.id, first.agent, first.reward, first.wall_s) == ("t1", "pi", 0.5, 2.5)
+    assert [1, 2, 3, 4, 5, 6, 7, 8] in [list(row.ids) for row in samples(first).rows]
+    assert "SandboxGone: it went" in lost.failure.message and lost.attempt == 2
+    with pytest.raises(ConfigError, match="exists already"):
+        await export(kept, "run1", tmp_path / "job", format="harbor")
+
+
 async def test_what_cannot_be_read_is_an_error_and_leaves_no_run(tmp_path):
     for name, text, says in (
         ("a.eval", "no zip", "is no Inspect log"),
@@ -148,3 +175,14 @@ async def test_a_job_that_harbor_itself_wrote_is_read(tmp_path):
     first, second = await read_back(tmp_path / "b.db", done.run_id)
     assert (first.task.id, first.agent, first.labels["policy"], first.wall_s) == ("hello", "codex", "m", 5.0)
     assert (first.reward, second.reward, second.attempt, first.calls) == (1.0, 0.0, 1, 2)
+
+
+@pytest.mark.slow
+async def test_a_job_of_ours_is_read_by_harbor_itself(kept, tmp_path):
+    await export(kept, "run1", tmp_path / "job", format="harbor")
+    python = venv_or_skip("harbor", ["--no-deps", "harbor==0.25.0"], PACKAGES, python=python312())
+    found = await told(python, Path(__file__).with_name("harbor_reads.py"), str(tmp_path / "job"), timeout=300)
+    assert (found["jobs"], found["total"], found["errors"]) == (["job"], 2, 0)
+    judged, other = sorted(found["trials"], key=lambda trial: trial["rewards"] is None)
+    assert (judged["task"], judged["agent"], judged["rewards"]["reward"], judged["valid"]) == ("t1", "pi", 0.5, True)
+    assert judged["model"] == "served" and judged["steps"] > 3 and not other["valid"]

@@ -1,15 +1,20 @@
 """A large set is read once: what has not changed comes from the index, what has is read again."""
 
+import json
 import os
 import shutil
+import tracemalloc
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from rollyard.core.errors import ConfigError
+from rollyard.tasks.dataset_registry import DatasetEntry, add_dataset
 from rollyard.tasks.harbor.index import FolderIndex
 from rollyard.tasks.harbor.load import load_folder
 from rollyard.tasks.scaffold import new_task
+from rollyard.tasks.taskset import Taskset
 
 MANY = 60
 
@@ -23,7 +28,7 @@ def folders(tmp_path):
 
 
 def load(folders, tmp_path, settled_s=0.0):
-    with FolderIndex(folders, tmp_path / "cache", settled_s=settled_s) as index:
+    with FolderIndex({folder.parent for folder in folders}, tmp_path / "cache", settled_s=settled_s) as index:
         return [index.load(folder) for folder in folders]
 
 
@@ -99,3 +104,34 @@ def test_an_index_of_other_code_or_of_no_sense_is_not_used(folders, tmp_path):
     code, entries = msgspec.msgpack.decode(file.read_bytes())
     file.write_bytes(msgspec.msgpack.encode([b"other", entries]))
     assert load(folders, tmp_path)[0] == load_folder(folders[0])
+
+
+def test_folders_that_an_adapter_made_are_indexed_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLYARD_DATASETS", str(tmp_path / "datasets.toml"))
+    row = {
+        "prompt": "def f():\n",
+        "canonical_solution": "    return 1\n",
+        "test": "def check(f): ...\n",
+        "entry_point": "f",
+    }
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({**row, "task_id": f"t{n}"}) + "\n" for n in range(3)))
+    add_dataset(DatasetEntry(name="rows", source=str(tmp_path / "rows.jsonl"), adapter="functions"))
+    read = list(Taskset.load("rows", cache=tmp_path / "cache"))
+    load([Path(task.source) for task in read], tmp_path)
+    assert list(Taskset.load("rows", cache=tmp_path / "cache")) == read
+    forge(tmp_path)
+    assert {task.instruction for task in Taskset.load("rows", cache=tmp_path / "cache")} == {"from the index"}
+
+
+def test_loading_takes_no_more_memory_than_a_few_times_its_tasks(folders, tmp_path):
+    load(folders[:1], tmp_path)  # what is imported and compiled once
+    for _ in range(2):  # read from the files, then from the index
+        tracemalloc.start()
+        try:
+            tasks = load(folders, tmp_path)
+            kept, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert len(tasks) == MANY
+        assert kept < MANY * 20_000
+        assert peak < 4 * kept

@@ -9,13 +9,13 @@ pytest.importorskip("torch", reason="torch is not installed (make torch)")
 
 import torch
 
-from examples.grpo.learn import Learner
+from examples.grpo.learn import Learner, token_logprobs, tree_logprobs
 from rollyard.core.call import Call, Reply, Sampling, floats, ids
 from rollyard.core.message import Message, Text
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
 from rollyard.train.tiny import TinyConfig, TinyModel
-from rollyard.train.tree import pack_tree
+from rollyard.train.tree import group_by_tree, pack_tree
 from rollyard.trajectory.samples import samples
 from rollyard.trajectory.trajectory import Trajectory
 
@@ -82,6 +82,36 @@ def test_a_tree_trains_as_its_flat_rows_do():
     assert max(float(grad.abs().max()) for grad in grads.values()) > 1e-3
     sizes = [len(pack_tree(rows_of(name, reward)).ids) for name, reward in (("one", 1.0), ("two", 0.0))]
     assert sum(sizes) < 0.7 * sum(len(row.ids) for row in rows)
+
+
+def family():
+    """Rows of a rollout, of two that branch off it, and of one more whose parent is not among them."""
+    parent = rows_of("one", 1.0)
+    at = parent[0].spans[2].end  # the second answer of its first row begins there
+    rows = [*parent]
+    for name, reward in (("childa", 0.0), ("childbb", 1.0)):
+        own = rows_of(name, reward)[0]
+        mixed = msgspec.structs.replace(own, ids=parent[0].ids[:at] + own.ids[at:], own_from=at, count=1)
+        rows.append(msgspec.structs.replace(mixed, parent_rollout="one", parent_call="one2"))
+    return rows, at
+
+
+def test_rollouts_that_branch_off_each_other_are_one_tree():
+    rows, at = family()
+    (group,) = group_by_tree(rows)
+    tree = pack_tree(group)
+    for row, path in zip(group, tree.paths, strict=True):
+        assert tree.ids[path].tolist() == list(row.ids)
+    flat = len(pack_tree(rows[:-2]).ids)
+    assert len(tree.ids) == flat + sum(len(row.ids) - at for row in rows[-2:])
+    siblings = pack_tree(rows[-2:])  # their parent is not there: they share the beginning with each other
+    assert len(siblings.ids) == at + sum(len(row.ids) - at for row in rows[-2:])
+    assert len(group_by_tree([*rows, *rows_of("two", 0.0)])) == 2
+    torch.manual_seed(0)
+    model = TinyModel(SMALL)
+    with torch.no_grad():
+        alone = token_logprobs(model, torch.tensor([list(rows[-1].ids)]))[0]
+        assert float((tree_logprobs(model, rows)[-1, : len(alone)] - alone).abs().max()) < 1e-5
 
 
 def test_a_token_of_the_tree_sees_its_own_row_alone():

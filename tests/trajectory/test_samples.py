@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollyard.core.call import Call, Reply, Sampling, Usage, floats, ids
+from rollyard.core.call import REPLAYED, Call, Reply, Sampling, Usage, floats, ids
 from rollyard.core.message import Message, Text
 from rollyard.core.node import Node
 from rollyard.core.rollout import Failure, Rollout, Verdict
@@ -58,6 +58,18 @@ def test_a_straight_rollout_is_one_row():
     assert [span.role for span in row.spans] == ["user", "assistant", "user", "assistant"]
     assert (row.prompt_len, row.truncated, row.reward, row.index, row.count) == (2, True, 1.0, 0, 1)
     assert (row.task_id, row.attempt, row.group_id, row.call_ids) == ("t", 2, "g", ("c1", "c2"))
+
+
+def test_only_what_comes_from_the_parent_is_the_parents():
+    """A child's answer at the branch point begins where the parent's tokens end; a row that began anew has none of them."""
+    t = Trajectory("r1")
+    t.add(call("c1", USER), reply("a", [1, 2], [3], trainable=False, flaws=(REPLAYED,)))
+    t.add(call("c2", USER, said("a"), USER), reply("b", [1, 2, 3, 4], [5, 6]))
+    t.add(call("c3", Message("user", (Text("what was done so far"),))), reply("c", [7, 8, 9], [5]))
+    t.add(call("c4", USER, said("a"), USER, USER), reply("d", [1, 2, 3, 4, 4], [6], trainable=True))
+    rows = samples(rollout(t, parent_rollout="r0", parent_call="x")).rows
+    assert {row.call_ids: row.own_from for row in rows} == {("c1", "c2"): 4, ("c3",): 0, ("c1", "c4"): 3}
+    assert {row.own_from for row in samples(rollout(t)).rows} == {0}
 
 
 def test_an_unknown_temperature_is_not_made_up():

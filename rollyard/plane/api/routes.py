@@ -13,9 +13,9 @@ from rollyard.plane.api.handlers.bundles import Download, Upload
 from rollyard.plane.api.handlers.call import ApiCall
 from rollyard.plane.api.handlers.envs import CreateEnv, ReleaseEnv, UpdateEnv
 from rollyard.plane.api.handlers.instances import DeleteMany, Exec, Extend, Fork, Presign, RolloutLink
-from rollyard.plane.api.handlers.owners import OwnerTerms
 from rollyard.plane.service.access import NewKey
 from rollyard.plane.service.create_request import CreateInstance
+from rollyard.plane.service.owner_terms import OwnerTerms
 from rollyard.plane.service.pools import PutPool
 
 _A: tuple[Role, ...] = ("admin",)
@@ -50,6 +50,9 @@ ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("POST", "/v1/envs/{name}/{version}/release", _AO, envs.release_env, "make it immutable", ReleaseEnv),
     ApiRoute(
         "GET", "/v1/envs/{name}/{version}/builds", _AO, envs.list_builds, "what its builds gave and said, by engine"
+    ),
+    ApiRoute(
+        "GET", "/v1/envs/{name}/{version}/builds/{engine}/output", _AO, envs.build_output, "all that a build printed"
     ),
     ApiRoute("POST", "/v1/bundles", _AO, bundles.begin_upload, "a URL to send a bundle to", Upload),
     ApiRoute("POST", "/v1/bundles/{sha256}", _ALL, bundles.begin_download, "a URL to fetch a bundle from", Download),

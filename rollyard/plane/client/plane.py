@@ -199,6 +199,11 @@ class Envs:
         """What came of building its pushed files, by engine: `image` (None where it failed), `start`, `log`, `seconds`."""
         return await self._plane.json("GET", f"/v1/envs/{name}/{version}/builds")
 
+    async def build_output(self, name: str, version: str, engine: str) -> str:
+        """All that the build on this engine printed."""
+        said = await self._plane.bytes("GET", f"/v1/envs/{name}/{version}/builds/{engine}/output")
+        return said.decode("utf-8", "replace")
+
     async def delete(self, name: str, version: str) -> None:
         await self._plane.bytes("DELETE", f"/v1/envs/{name}/{version}")
 

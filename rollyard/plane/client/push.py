@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.errors import ConfigError, PlaneConflict
+from rollyard.core.plane import AENV_SERVER
 from rollyard.core.sandbox import Resources
 from rollyard.plane.client.plane import Plane
 from rollyard.tasks.harbor.load import is_task, load_folder
@@ -111,13 +112,11 @@ def _aenv(folder: Path, image: str | None) -> Project:
     deploy: dict[str, Any] = config.get("deployConfig") or {}
     images = [one.get("content") for one in config.get("artifacts") or [] if one.get("type") == "image"]
     chosen = image or next((one for one in images if one), None)
-    build = None
-    if chosen is None:
-        dockerfile = str((config.get("buildConfig") or {}).get("dockerfile") or "Dockerfile").removeprefix("./")
-        if not (folder / dockerfile).is_file():
-            hint = "give --image, an artifact of type image in config.json, or a Dockerfile"
-            raise ConfigError(f"{name} names no image and has no {dockerfile}", hint=hint)
-        build = {"dockerfile": dockerfile}
+    dockerfile = str((config.get("buildConfig") or {}).get("dockerfile") or "Dockerfile").removeprefix("./")
+    build = {"dockerfile": dockerfile, "start": AENV_SERVER} if (folder / dockerfile).is_file() and not image else None
+    if chosen is None and build is None:
+        hint = "give --image, an artifact of type image in config.json, or a Dockerfile"
+        raise ConfigError(f"{name} names no image and has no {dockerfile}", hint=hint)
     spec = {
         "description": str(config.get("description") or ""),
         "image": chosen or "host",

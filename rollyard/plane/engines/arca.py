@@ -18,7 +18,7 @@ from rollyard.core.plane import Instance
 from rollyard.core.protocols import ByteStream, Sandbox
 from rollyard.core.sandbox import Resources
 from rollyard.plane.engines.envelope import Service, remove, text
-from rollyard.plane.engines.protocol import Abilities, Made
+from rollyard.plane.engines.protocol import EngineCapabilities, Made
 
 _INSTANCES = "/arca/openapi/v1/sandbox/instances"
 _GATEWAY = "/arca/api/v1"
@@ -27,7 +27,7 @@ _INSTEAD = "ask for a URL to a port with presign"
 
 class ArcaEngine:
     name = "arca"
-    abilities = Abilities(presign=True, ttl=True, mounts=True, images=True, network_none=False)
+    capabilities = EngineCapabilities(presign=True, ttl=True, mounts=True, images=True)
 
     def __init__(self, *, url: str = "", key: str = "", timeout_s: float = 30.0, look_s: float = 0.5) -> None:
         key = key or os.environ.get("ARCA_API_KEY", "")

@@ -7,11 +7,13 @@ import math
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from rollyard.core.errors import SandboxGone
 from rollyard.core.plane import Instance
 from rollyard.core.protocols import Backend, ByteStream, Sandbox
 from rollyard.core.sandbox import SandboxSpec
-from rollyard.plane.engines.protocol import INSTANCE_LABEL, PLANE_LABEL, START_JOB, Abilities, Made
+from rollyard.plane.engines.protocol import INSTANCE_LABEL, PLANE_LABEL, START_JOB, EngineCapabilities, Made
 
 _STEP_S = 60.0
 
@@ -25,24 +27,10 @@ class BackendEngine:
         self._held: dict[str, Sandbox] = {}
 
     @property
-    def abilities(self) -> Abilities:
+    def capabilities(self) -> EngineCapabilities:
         can = self.backend.capabilities
-        return Abilities(
-            list=can.list,
-            dial=can.dial,
-            presign=can.dial,
-            exec=True,
-            files=True,
-            pause=can.pause,
-            snapshot=can.snapshot,
-            arguments=True,
-            ttl=can.ttl,
-            extend=can.extend,
-            mounts=can.mounts,
-            images=can.images,
-            network_none=can.network_none,
-            network_allowlist=can.network_allowlist,
-            max_concurrent=can.max_concurrent,
+        return EngineCapabilities(
+            **msgspec.structs.asdict(can), presign=can.dial, exec=True, files=True, arguments=True
         )
 
     async def create(self, instance: Instance, plane: str) -> str:

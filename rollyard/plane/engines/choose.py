@@ -38,8 +38,8 @@ def choose(engines: Mapping[str, Engine], name: str | None) -> Engine:
     return engines[name]
 
 
-def refuse(engine: Engine, engines: Mapping[str, Engine], ability: str, what: str) -> PlaneUnsupported:
+def refuse(engine: Engine, engines: Mapping[str, Engine], capability: str, what: str) -> PlaneUnsupported:
     """The refusal that names who can."""
-    able = [name for name, other in engines.items() if getattr(other.abilities, ability)]
+    able = [name for name, other in engines.items() if getattr(other.capabilities, capability)]
     hint = f"engines here that can: {', '.join(able)}" if able else "no engine of this server can; see /v1/engines"
     return PlaneUnsupported(f"engine {engine.name} cannot {what}", hint=hint)

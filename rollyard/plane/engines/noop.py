@@ -11,7 +11,7 @@ from rollyard.core.errors import PlaneUnsupported
 from rollyard.core.ids import new_id
 from rollyard.core.plane import Instance
 from rollyard.core.protocols import ByteStream, Sandbox
-from rollyard.plane.engines.protocol import Abilities, Made
+from rollyard.plane.engines.protocol import EngineCapabilities, Made
 
 
 class NoopEngine:
@@ -25,8 +25,8 @@ class NoopEngine:
         self.things: dict[str, tuple[str, str, float]] = {}  # ref -> plane, instance, end of its time
 
     @property
-    def abilities(self) -> Abilities:
-        return Abilities(list=self._can_list, ttl=True, extend=True, images=True)
+    def capabilities(self) -> EngineCapabilities:
+        return EngineCapabilities(list=self._can_list, ttl=True, extend=True, images=True, network_none=True)
 
     async def create(self, instance: Instance, plane: str) -> str:
         ref = new_id("noop")

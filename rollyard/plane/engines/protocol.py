@@ -1,6 +1,6 @@
-"""`Engine`: what makes instances, and `Abilities`: what each can.
+"""`Engine`: what makes instances, and `EngineCapabilities`: what each can.
 
-An engine is asked only for what its `abilities` say; the plane refuses the rest with 501 before anything happens. An engine
+An engine is asked only for what its `capabilities` say; the plane refuses the rest with 501 before anything happens. An engine
 that cannot list is no special case for anybody but the sweep. Everything an engine makes bears the instance's id, so that
 what a crash left behind is found again.
 """
@@ -14,33 +14,23 @@ import msgspec
 
 from rollyard.core.plane import Instance
 from rollyard.core.protocols import ByteStream, Sandbox
+from rollyard.core.sandbox import Capabilities, Isolation
 
 PLANE_LABEL = "rollyard.plane"
 INSTANCE_LABEL = "rollyard.instance"
 START_JOB = "start"  # the job in a sandbox that runs the environment's own program
 
 
-class Abilities(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the capability map. `ttl`: what was made ends by itself after its time, whoever has died. `dial`: the
-    plane itself can reach a port inside, so its gateway passes; `presign`: a URL to a port can be given, by the plane where
-    it can dial and by the engine otherwise."""
+class EngineCapabilities(Capabilities, frozen=True, kw_only=True):
+    """One line of the capability map: a sandbox backend's capabilities, and those in which engines differ. `dial`: the plane
+    itself can reach a port inside, so its gateway passes; `presign`: a URL to a port can be given, by the plane where it can
+    dial and by the engine otherwise. An engine that does not say how it isolates has `none`, the least."""
 
-    list: bool = False
-    dial: bool = False
+    isolation: Isolation = "none"
     presign: bool = False
     exec: bool = False
     files: bool = False
-    pause: bool = False
-    snapshot: bool = False
-    ttl: bool = False
-    extend: bool = False
-    mounts: bool = False
     arguments: bool = False
-    images: bool = False
-    network_none: bool = True
-    network_allowlist: bool = False
-    accelerators: bool = False
-    max_concurrent: int | None = None
 
 
 class Made(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +44,7 @@ class Engine(Protocol):
     name: str
 
     @property
-    def abilities(self) -> Abilities: ...
+    def capabilities(self) -> EngineCapabilities: ...
     async def create(self, instance: Instance, plane: str) -> str:
         """Make it, bearing the instance's id and the plane's name; gives the engine's own name for it. Raises
         `PlaneInvalid` or `PlaneUnsupported` only where nothing was made."""
@@ -69,7 +59,7 @@ class Engine(Protocol):
     async def extend(self, ref: str, ttl_s: float) -> None: ...
     async def sandbox(self, ref: str) -> Sandbox: ...
     async def dial(self, ref: str, port: int) -> ByteStream:
-        """Connect to a port inside, where `abilities.dial` says so."""
+        """Connect to a port inside, where `capabilities.dial` says so."""
         ...
 
     async def __aenter__(self) -> Self: ...

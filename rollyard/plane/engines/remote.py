@@ -32,7 +32,7 @@ from rollyard.core.program import Program, ProgramCalls
 from rollyard.core.protocols import ByteStream, Job, Sandbox
 from rollyard.core.sandbox import Exit
 from rollyard.plane.client.plane import Plane
-from rollyard.plane.engines.protocol import INSTANCE_LABEL, PLANE_LABEL, Abilities, Made
+from rollyard.plane.engines.protocol import INSTANCE_LABEL, PLANE_LABEL, EngineCapabilities, Made
 
 KEY_VARIABLE = "ROLLYARD_REMOTE_KEY"
 FRESH_S = 3.0  # how old a look at the other plane may be when a create is sent
@@ -56,12 +56,12 @@ class RemoteEngine:
         self._url, self._engine = url, engine
         self._plane = Plane(url, key)
         self.name = f"remote:{urlsplit(url).netloc}"
-        self.abilities = Abilities()
+        self.capabilities = EngineCapabilities()
         self._seen: Capacity | None = None
         self._looking = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
-        self.abilities = await self._abilities()
+        self.capabilities = await self._capabilities()
         return self
 
     async def __aexit__(
@@ -69,13 +69,13 @@ class RemoteEngine:
     ) -> None:
         await self._plane.aclose()
 
-    async def _abilities(self) -> Abilities:
+    async def _capabilities(self) -> EngineCapabilities:
         """What the engine over there can, less what does not pass through a plane."""
         engines = await self._plane.engines()
         chosen = self._engine or next(iter(engines), None)
         if chosen is None or chosen not in engines:
             raise ConfigError(f"the plane at {self._url} has no engine {chosen!r}; it has {', '.join(engines)}")
-        can = msgspec.convert(engines[chosen], Abilities, strict=False)
+        can = msgspec.convert(engines[chosen], EngineCapabilities, strict=False)
         return msgspec.structs.replace(can, list=True, dial=False, pause=False, snapshot=False)
 
     async def capacity(self) -> Capacity:

@@ -17,7 +17,7 @@ from rollyard.core.errors import PlaneNotFound, PlaneUnavailable, PlaneUnsupport
 from rollyard.core.plane import Instance
 from rollyard.core.protocols import ByteStream, Sandbox
 from rollyard.plane.engines.envelope import Service, remove, text
-from rollyard.plane.engines.protocol import INSTANCE_LABEL, PLANE_LABEL, Abilities, Made
+from rollyard.plane.engines.protocol import INSTANCE_LABEL, PLANE_LABEL, EngineCapabilities, Made
 from rollyard.sandbox.streams import SocketStream
 
 _INSTANCES = "/aenvironment/instance"
@@ -26,7 +26,7 @@ _DIAL_S = 10.0
 
 class StandardEngine:
     name = "standard"
-    abilities = Abilities(
+    capabilities = EngineCapabilities(
         list=True,
         dial=True,
         presign=True,
@@ -34,7 +34,6 @@ class StandardEngine:
         mounts=True,
         arguments=True,
         images=True,
-        network_none=False,
     )
 
     def __init__(self, *, url: str = "", key: str = "", timeout_s: float = 30.0, look_s: float = 0.5) -> None:

@@ -72,10 +72,10 @@ class Gateway:
         _check(port, minutes)
         instance, engine = await self._instances.running(instance_id)
         ends = self._clock() + minutes * 60
-        if engine.abilities.dial:
+        if engine.capabilities.dial:
             signed = self._signer.sign("port", instance_id, str(port), str(math.floor(ends * 1000)))
             return f"{base_url.rstrip('/')}/at/{signed}/", ends
-        if not engine.abilities.presign or not isinstance(engine, PresigningEngine) or instance.ref is None:
+        if not engine.capabilities.presign or not isinstance(engine, PresigningEngine) or instance.ref is None:
             raise refuse(engine, self._instances.engines, "presign", "give a URL to a port")
         return await engine.presign(instance.ref, port, minutes), ends
 
@@ -111,9 +111,9 @@ class Gateway:
     async def _dial(self, found: Instance, port: int) -> AsyncGenerator[ByteStream]:
         instance, engine = self._instances.running_now(await self._instances.wake(found))
         assert instance.ref is not None
-        if not engine.abilities.dial:
+        if not engine.capabilities.dial:
             error = refuse(engine, self._instances.engines, "dial", "carry traffic to its instances")
-            error.hint = f"ask for a URL with presign; {error.hint}" if engine.abilities.presign else error.hint
+            error.hint = f"ask for a URL with presign; {error.hint}" if engine.capabilities.presign else error.hint
             raise error
         self._instances.rates.charge(instance.owner)
         try:

@@ -33,6 +33,8 @@ from rollyard.plane.engines.protocol import Engine
 from rollyard.plane.http.request_log import RequestLog
 from rollyard.plane.parts import assemble
 from rollyard.plane.server.logs import configure
+from rollyard.plane.server.operator import PlaneOperator
+from rollyard.plane.service.builds import hosts_of_builds
 from rollyard.plane.service.call_rates import CallRates
 from rollyard.plane.service.create_request import CreateDefaults
 from rollyard.plane.service.signing import read_secret, secret_for
@@ -59,6 +61,7 @@ class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     drain_s: float = 0.0
     log_level: str = "info"
     log_requests: bool = False
+    build_network: str = "none"
     faces: FaceOptions = FaceOptions()
 
 
@@ -90,6 +93,7 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
             runs=store,
             signing_secret=signing_secret,
             rates=CallRates(options.call_rate, options.call_burst),
+            build_hosts=hosts_of_builds(options.build_network),
         )
         await parts.access.admin(key)
         sdk_key = sdk_key_of(key)
@@ -97,7 +101,11 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
         page = None
         if options.host in LOOPBACK:
             tables, check = PlaneTables(kept, engines, parts.sweeper, options.quota), partial(same_key, key)
-            shown = plane_page_app(tables, check) if store is None else page_app(store, plane=tables, plane_key=check)
+            operator = PlaneOperator(kept, parts.access, key)
+            if store is None:
+                shown = plane_page_app(tables, check, operator)
+            else:
+                shown = page_app(store, plane=tables, plane_key=check, operator=operator)
             page = NoWebPages(shown, AllowedHosts(options.host), forms=True)
         log = RequestLog(parts.counters, lines=options.log_requests)
         app = plane_app(parts, page=page, public_url=options.public_url, log=log)

@@ -1,8 +1,9 @@
 """From pushed files to an image: what an environment's `build` says, carried out once on each engine and found ever after.
 
-A Dockerfile is carried out by our own builder, in sandboxes of the engine without a network, so that its author reaches nothing
-but what is in its base, and names no image that its owner may not open. What came of a build, with what it said, is in the
-plane's storage; the same files of one owner are built once.
+A Dockerfile is carried out by our own builder, in sandboxes of the engine. Its commands reach the hosts that the plane's operator
+names (package mirrors), through the egress proxy, and no others; without such hosts they have no network. It names no image that
+its owner may not open. What came of a build, with all that it printed, is in the plane's storage; the same files of one owner are
+built once.
 """
 
 from __future__ import annotations
@@ -18,12 +19,15 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
+from rollyard.core.egress import parse_wish
 from rollyard.core.errors import ConfigError, Error, PlaneInvalid, PlaneNotFound, PlaneUnsupported, UnknownName
 from rollyard.core.plane import EnvBuild, EnvRecord, EnvSpec
 from rollyard.core.sandbox import Resources
 from rollyard.images.build import build
 from rollyard.images.build_types import BuildOptions, Built, FileCache
+from rollyard.images.mirrors import find_mirrors
 from rollyard.images.store import ImageStore
+from rollyard.net.egress.decide import EgressRules
 from rollyard.plane.client.push import unpack
 from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.engines.protocol import Engine
@@ -36,26 +40,41 @@ _TAIL = 20_000
 
 
 class BuildRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """`image` is None where the build failed; `log` says why, or what was done."""
+    """`image` is None where the build failed; `log` says why, or what was done. All that was printed is the blob `output`."""
 
     asked: EnvBuild
     image: str | None
     env: Mapping[str, str] = {}
     start: tuple[str, ...] = ()
     log: str = ""
+    output: str | None = None
     seconds: float = 0.0
 
 
 class Builds:
-    def __init__(self, store: PlaneStore, *, limit_s: float = 1800.0, clock: Callable[[], float] = time.time) -> None:
-        self._store, self._limit_s, self._clock = store, limit_s, clock
+    """`hosts` is what the commands of Dockerfiles may reach."""
+
+    def __init__(
+        self,
+        store: PlaneStore,
+        *,
+        hosts: tuple[str, ...] = (),
+        limit_s: float = 1800.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._store, self.hosts, self._limit_s, self._clock = store, hosts, limit_s, clock
         self._shelf = Shelf(store, "build", BuildRecord, clock=clock)
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+
+    @property
+    def mirrors(self) -> dict[str, str]:
+        """What tells the commands of a build of this machine's package mirrors, as far as they are allowed."""
+        return find_mirrors(EgressRules(self.hosts).permits) if self.hosts else {}
 
     async def make_ready(self, record: EnvRecord, spec: EnvSpec, engine: Engine) -> EnvSpec:
         """The spec with the image that its `build` gives on this engine, and what that says about starting it."""
         asked = spec.build
-        if asked is None:
+        if asked is None or (spec.image != "host" and await _has_image(engine, spec.image)):
             return spec
         if record.owner not in await self._store.owners_of("bundle", asked.bundle):
             raise PlaneNotFound(f"{record.id} is built from files that {record.owner} has not pushed: {asked.bundle}")
@@ -79,9 +98,20 @@ class Builds:
         kept = await self._shelf.get(engine, _key(owner, asked))
         return None if kept is None else kept.value
 
+    async def output(self, done: BuildRecord) -> bytes:
+        """All that the build printed."""
+        return b"" if done.output is None else await self._store.get_blob(done.output)
+
+    async def _keep(self, owner: str, lines: list[str]) -> str:
+        data = "\n".join(lines).encode("utf-8", "replace") + b"\n"
+        digest = hashlib.sha256(data).hexdigest()
+        await self._store.put_blob(digest, data, owner=owner, at=self._clock())
+        return digest
+
     async def _build(self, owner: str, asked: EnvBuild, resources: Resources, engine: BackendEngine) -> BuildRecord:
         began, images = self._clock(), _images(engine)
         files = await self._store.get_blob(asked.bundle)
+        lines: list[str] = []
         with tempfile.TemporaryDirectory(prefix="rollyard-build-") as scratch:
             folder = Path(scratch) / "files"
             try:
@@ -91,22 +121,38 @@ class Builds:
                     dockerfile=dockerfile,
                     timeout_s=self._limit_s,
                     resources=resources,
+                    network="allowlist" if self.hosts else "none",
+                    allowed_hosts=self.hosts,
+                    env=self.mirrors,
+                    say=lines.append,
                     may_open=partial(check_image, self._store, owner=owner),
                 )
                 cache = FileCache(images.root / "builds")
                 built = await build(context, engine.backend, images, cache, options)
             except Error as error:  # of its files, or of what they need
                 words = "\n".join(str(part) for part in (error.message, error.hint) if part)
-                return BuildRecord(asked=asked, image=None, log=words[-_TAIL:], seconds=self._clock() - began)
+                words = words.replace(f"{folder}/", "")  # where this server unpacked them is its own business
+                output = await self._keep(owner, [*lines, words])
+                seconds = self._clock() - began
+                return BuildRecord(asked=asked, image=None, log=words[-_TAIL:], output=output, seconds=seconds)
         said = f"{built.ran} instructions were carried out, {built.cached} were known"
         return BuildRecord(
             asked=asked,
             image=built.image,
             env=built.env,
-            start=_start(built),
+            start=_start(built, asked.start),
             log=said,
+            output=await self._keep(owner, [*lines, said]),
             seconds=self._clock() - began,
         )
+
+
+def hosts_of_builds(text: str) -> tuple[str, ...]:
+    """What `--build-network` lets the commands of Dockerfiles reach: `none`, `allow:HOST,...` or `public`."""
+    wish = parse_wish(text)
+    if wish.kind == "task":
+        raise ConfigError(f"builds have the network none, allow:HOST,... or public, not {text!r}")
+    return ("*",) if wish.kind == "public" else wish.hosts
 
 
 def _key(owner: str, asked: EnvBuild) -> str:
@@ -117,6 +163,12 @@ def _images(engine: BackendEngine) -> ImageStore:
     """The backend's own store, where it has one: an image made elsewhere would be unknown to it."""
     found = getattr(engine.backend, "images", None)
     return found if isinstance(found, ImageStore) else ImageStore()
+
+
+async def _has_image(engine: Engine, image: str) -> bool:
+    """An engine with images of its own may fetch what it does not have; its word comes when an instance is made."""
+    own = isinstance(engine, BackendEngine) and isinstance(getattr(engine.backend, "images", None), ImageStore)
+    return await _is_there(engine, image) if own and isinstance(engine, BackendEngine) else True
 
 
 async def _is_there(engine: BackendEngine, image: str) -> bool:
@@ -142,9 +194,12 @@ def _lay_out(folder: Path, asked: EnvBuild) -> tuple[Path, str]:
     return context, asked.dockerfile
 
 
-def _start(built: Built) -> tuple[str, ...]:
-    """What a container of the image would run, in its folder."""
+def _start(built: Built, otherwise: tuple[str, ...]) -> tuple[str, ...]:
+    """What a container of the image would run, in its folder. An interpreter with nothing to read, as images of Python have it,
+    is no program."""
     program = (*built.entrypoint, *built.cmd)
+    if program in ((), ("python",), ("python3",)):
+        program = otherwise or program
     if not program or built.workdir in ("", "/"):
         return program
     return ("/bin/sh", "-c", 'cd "$0" && exec "$@"', built.workdir, *program)

@@ -160,11 +160,11 @@ def _honours(engine: Engine, engines: Mapping[str, Engine], plan: InstancePlan) 
         "mounts": ("mount directories", bool(plan.mounts)),
         "arguments": ("start a program with arguments", bool(plan.start or plan.arguments)),
         "pause": ("pause an instance", plan.on_timeout != "end"),
-        "accelerators": ("give accelerators", plan.resources.accelerated),
+        "gpus": ("give accelerators", plan.resources.accelerated),
         "images": ("run images", plan.image != "host"),
         "network_none": ("cut the network off", plan.network == "none"),
         "network_allowlist": ("limit the network to a list", plan.network == "allowlist"),
     }
-    for ability, (what, wanted) in asked.items():
-        if wanted and not getattr(engine.abilities, ability):
-            raise refuse(engine, engines, ability, what)
+    for capability, (what, wanted) in asked.items():
+        if wanted and not getattr(engine.capabilities, capability):
+            raise refuse(engine, engines, capability, what)

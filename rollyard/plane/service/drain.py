@@ -37,7 +37,7 @@ async def readiness(
     rooms: dict[str, Any] = {}
     for name, engine in engines.items():
         live = sum(count for (of, _), count in counts.items() if of == name)
-        most = engine.abilities.max_concurrent
+        most = engine.capabilities.max_concurrent
         rooms[name] = {"live": live, "max": most, "free": None if most is None else max(0, most - live)}
     full = bool(rooms) and all(room["free"] == 0 for room in rooms.values())
     return told["ready"] and not full, {**told, "ready": told["ready"] and not full, "store": "ok", "engines": rooms}

@@ -145,7 +145,7 @@ class Instances:
             await self._store.end(taken[0].id, "failed", at=self._clock(), reason="its engine lost it")
             request = None  # it named the lost one
         ttl = asked.ttl_s or plan.ttl_s or self.settings.default_ttl_s
-        return await self.extend(taken[0].id, ttl) if engine.abilities.extend else taken[0]
+        return await self.extend(taken[0].id, ttl) if engine.capabilities.extend else taken[0]
 
     async def make(self, new: Instance) -> Instance:
         """From the journal to running."""
@@ -188,7 +188,7 @@ class Instances:
         what it was asked for has made nothing."""
         if not isinstance(error, (PlaneInvalid, PlaneUnsupported, ConfigError)):
             try:
-                listed = await engine.list(self._plane) if engine.abilities.list else None
+                listed = await engine.list(self._plane) if engine.capabilities.list else None
                 for thing in listed or ():
                     if thing.instance_id == instance.id:
                         await engine.delete(thing.ref)
@@ -285,9 +285,9 @@ class Instances:
 
     async def _extend(self, instance_id: str, ttl_s: float) -> Instance:
         instance, engine = await self.standing(instance_id)
-        if engine.abilities.ttl and not engine.abilities.extend:
+        if engine.capabilities.ttl and not engine.capabilities.extend:
             raise refuse(engine, self.engines, "extend", "extend an instance's time")
-        if engine.abilities.extend and instance.ref is not None:
+        if engine.capabilities.extend and instance.ref is not None:
             await engine.extend(instance.ref, instance.plan.engine_ttl_s(ttl_s))
         return await self._touch(instance_id, self._clock() + ttl_s)
 
@@ -324,11 +324,11 @@ class Instances:
             return PlaneConflict(f"instance {found.id} is paused", hint="resume it first")
         return PlaneGone(f"instance {found.id} has ended ({found.state})", hint="create another")
 
-    async def sandbox(self, instance_id: str, ability: str = "exec") -> Sandbox:
+    async def sandbox(self, instance_id: str, capability: str = "exec") -> Sandbox:
         """Where its programs run and its files are. One whose engine lost it is ended here and now."""
         instance, engine = self.running_now(await self.wake(await self.record(instance_id)))
-        if not getattr(engine.abilities, ability):
-            raise refuse(engine, self.engines, ability, "run programs" if ability == "exec" else "reach files")
+        if not getattr(engine.capabilities, capability):
+            raise refuse(engine, self.engines, capability, "run programs" if capability == "exec" else "reach files")
         self.rates.charge(instance.owner)
         sandbox = await self._sandbox(instance, engine)
         await self._store.touch(instance_id, at=self._clock())
@@ -380,7 +380,7 @@ class Instances:
 
     async def _set_going(self, instance_id: str, going: bool) -> Instance:
         instance, engine = await self.standing(instance_id)
-        if not engine.abilities.pause:
+        if not engine.capabilities.pause:
             raise refuse(engine, self.engines, "pause", "pause an instance")
         self.rates.charge(instance.owner)
         sandbox = await self._sandbox(instance, engine)
@@ -405,7 +405,7 @@ class Instances:
     async def snapshot(self, instance_id: str) -> str:
         """The name of an image of what it has written; instances can be made from it on the same engine."""
         instance, engine = await self.running(instance_id)
-        if not engine.abilities.snapshot:
+        if not engine.capabilities.snapshot:
             raise refuse(engine, self.engines, "snapshot", "take snapshots")
         self.rates.charge(instance.owner)
         sandbox = await self._sandbox(instance, engine)

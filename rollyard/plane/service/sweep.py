@@ -150,7 +150,7 @@ class Sweeper:
     async def _listing(self, name: str) -> dict[str, str] | None:
         """Instance to the engine's name for it; None where the engine cannot say."""
         engine = self._engines.get(name)
-        if engine is None or not engine.abilities.list:
+        if engine is None or not engine.capabilities.list:
             return None
         try:
             return {thing.instance_id: thing.ref for thing in await engine.list(self._plane)}

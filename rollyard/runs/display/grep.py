@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 
 import msgspec
 
 from rollyard.core.errors import UnknownName
+from rollyard.core.ids import short_id
+from rollyard.runs.display.paint import BOLD, RED, paint
 from rollyard.store import Store
 from rollyard.store.listing import printable, run_id
 from rollyard.store.search import Found, search
 from rollyard.store.texts import PLACES
 
 _BEFORE, _LINE = 60, 200  # characters of a line kept before what was found, and in all
+_LEAST = 20  # on a terminal, however narrow
 
 
 async def print_found(
@@ -30,16 +34,16 @@ async def print_found(
     for place in places:
         if place not in PLACES:
             raise UnknownName("place", place, list(PLACES))
-    count, named = 0, ""
+    count, last = 0, ""
     async with Store.open(where, create=False) as store:
         chosen = await run_id(store, run) if run else None
         async for found in search(store, pattern, run_id=chosen, words=words):
             if places and found.place not in places:
                 continue
-            if names and found.rollout_id == named:
+            if names and found.rollout_id == last:
                 continue
-            named = found.rollout_id
-            print(found.rollout_id if names else _json(found) if json else _text(found, pattern))
+            print(found.rollout_id if names else _json(found) if json else _text(found, pattern, last))
+            last = found.rollout_id
             count += 1
             if count == limit:
                 print(f"the first {limit} are shown; --limit for more", file=sys.stderr)
@@ -51,11 +55,20 @@ def _json(found: Found) -> str:
     return msgspec.json.encode(found).decode()
 
 
-def _text(found: Found, pattern: re.Pattern[str]) -> str:
-    match = pattern.search(found.line)
-    start = max(0, (match.start() if match else 0) - _BEFORE)
-    line = found.line[start : start + _LINE].strip()
-    line = f"{'...' if start else ''}{line}{'...' if len(found.line) > start + _LINE else ''}"
+def _text(found: Found, pattern: re.Pattern[str], last: str) -> str:
+    """A line with all that names it; on a terminal a line that fits, and above the first of a rollout what names that."""
+    place = found.place if found.call is None else f"{found.place} of call {found.call}"
     who = f"{found.agent} / {found.policy}" if found.policy else found.agent
-    call = "" if found.call is None else f" of call {found.call}"
-    return printable(f"{found.rollout_id}  {found.task_id}  {who}  {found.place}{call}: {line}")
+    if not sys.stdout.isatty():
+        return printable(f"{found.rollout_id}  {found.task_id}  {who}  {place}: {_cut(found.line, pattern, _LINE)}")
+    head = paint(printable(f"{short_id(found.rollout_id)}  {found.task_id}  {who}"), BOLD) + "\n"
+    room = os.get_terminal_size(sys.stdout.fileno()).columns - len(f"  {place}: ......")
+    line = printable(_cut(found.line, pattern, max(room, _LEAST)))
+    line = pattern.sub(lambda match: paint(match[0], RED) if match[0] else "", line)
+    return f"{'' if found.rollout_id == last else chr(10) + head if last else head}  {place}: {line}"
+
+
+def _cut(line: str, pattern: re.Pattern[str], room: int) -> str:
+    match = pattern.search(line)
+    start = 0 if match is None else max(0, min(match.start() - min(_BEFORE, room // 3), len(line) - room))
+    return f"{'...' if start else ''}{line[start : start + room].strip()}{'...' if len(line) > start + room else ''}"

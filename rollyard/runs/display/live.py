@@ -11,8 +11,10 @@ from typing import IO, Any, NamedTuple, Self
 
 from rollyard.core.events import STARTED, Event
 from rollyard.core.failure_groups import FailureGroup, group_failures
+from rollyard.core.ids import short_id
 from rollyard.core.rollout import Rollout
 from rollyard.runs.display.progress import STOPPING, Silent, cause_of, words_of
+from rollyard.runs.rollout.install_progress import INSTALLS
 
 _SLOWEST, _FAILURES = 3, 3  # lines of each that are drawn
 _BAR = 24
@@ -23,6 +25,7 @@ class _InFlight(NamedTuple):
     who: str
     began: float
     stage: str
+    note: str = ""  # what the stage is about
 
 
 class LiveDisplay(Silent):
@@ -66,7 +69,10 @@ class LiveDisplay(Silent):
             self._flying[event.rollout_id] = _InFlight(who, self._now(), "starting")
         elif event.name == "stage.started":
             known = self._flying.get(event.rollout_id, _InFlight("", self._now(), ""))
-            self._flying[event.rollout_id] = known._replace(stage=event.fields["stage"])
+            self._flying[event.rollout_id] = known._replace(stage=event.fields["stage"], note="")
+        elif event.name == INSTALLS and event.rollout_id in self._flying:
+            said = f"(once) {event.fields['megabytes']:.0f} MB so far: {event.fields['packages']}"
+            self._flying[event.rollout_id] = self._flying[event.rollout_id]._replace(note=said)
 
     def rollout(self, rollout: Rollout) -> None:
         from rich.padding import Padding
@@ -96,11 +102,13 @@ class LiveDisplay(Silent):
         flying = list(self._flying.values())
         stages = ", ".join(f"{stage} {n}" for stage, n in Counter(one.stage for one in flying).items()) or "nothing"
         if not self.run_id:  # one rollout, and no run around it
-            return Text(f"in flight: {stages}", no_wrap=True, overflow="ellipsis")
+            notes = "".join(f"  {one.note}" for one in flying)
+            return Text(f"in flight: {stages}{notes}", no_wrap=True, overflow="ellipsis")
         lines = [self._head(), Text(self._sums()), Text(f"in flight: {stages}")]
         now = self._now()
-        slow = sorted((one for one in flying if now - one.began > _WORTH_TELLING_S), key=lambda one: one.began)
-        lines += [Text(f"  {_duration(now - one.began):>6}  {one.who}  {one.stage}", "dim") for one in slow[:_SLOWEST]]
+        told = (one for one in flying if one.note or now - one.began > _WORTH_TELLING_S)
+        for one in sorted(told, key=lambda one: one.began)[:_SLOWEST]:
+            lines.append(Text(f"  {_duration(now - one.began):>6}  {one.who}  {one.stage} {one.note}".rstrip(), "dim"))
         for group in self._failures[:_FAILURES]:
             lines.append(Text(f"  {group.count:>4} x  {group.message}", "red"))
         drawn = Text("\n").join(lines)
@@ -118,7 +126,7 @@ class LiveDisplay(Silent):
         ends = f"{_duration(left * took / self._finished)} left" if self._finished else "starting"
         drawn, empty = ("#", "-") if self._console.options.ascii_only else ("━", "━")
         head = Text(drawn * full, "green").append(empty * (_BAR - full), "bright_black")
-        return head.append(f"  {self._finished}/{self._owed} attempts{before}  {ends}  {self.run_id}")
+        return head.append(f"  {self._finished}/{self._owed} attempts{before}  {ends}  run {short_id(self.run_id)}")
 
     def _sums(self) -> str:
         mean = f"mean reward {sum(self._rewards) / len(self._rewards):.3f}" if self._rewards else "no reward yet"

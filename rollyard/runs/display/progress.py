@@ -16,6 +16,7 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import Event
 from rollyard.core.rollout import Failure, Rollout
+from rollyard.runs.rollout.install_progress import INSTALLS
 from rollyard.store.listing import printable
 
 STOPPING = "stopping: ending what is in flight (Ctrl-C again leaves at once)"
@@ -111,10 +112,20 @@ class Silent:
 
 
 class _Plain(Silent):
+    def __init__(self, out: IO[str]) -> None:
+        super().__init__(out)
+        self._installed: set[str] = set()
+
     def begin(self, run_id: str, owed: int, done: int) -> None:
         super().begin(run_id, owed, done)
         already = f", {done} already done" if done else ""
         print(f"run {run_id}: {owed} attempts to do{already}", file=self._out, flush=True)
+
+    async def event(self, event: Event) -> None:
+        """An install is told once: it takes long, and the next one does not."""
+        if event.name == INSTALLS and event.fields["packages"] not in self._installed:
+            self._installed.add(event.fields["packages"])
+            print(f"installing {printable(event.fields['packages'])}, once", file=self._out, flush=True)
 
     def rollout(self, rollout: Rollout) -> None:
         print(one_line(rollout), file=self._out, flush=True)

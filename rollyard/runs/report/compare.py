@@ -12,6 +12,7 @@ from itertools import combinations, islice
 import msgspec
 
 from rollyard.core.errors import ConfigError, StoreError, UnknownName
+from rollyard.core.numbers import count
 from rollyard.runs.report.statistics import Paired, compare_pairs
 from rollyard.store import Store
 from rollyard.store.values import RolloutRow, line_name
@@ -83,7 +84,7 @@ def text(first: str, second: str, found: Paired) -> str:
     low, high = found.difference.low, found.difference.high
     ends = "" if low is None else f" [{low:+.3f}, {high:+.3f}]"
     lines = [
-        f"{second} against {first}: {found.tasks} shared tasks",
+        f"{second} against {first}: {count(found.tasks, 'shared task')}",
         f"mean reward {found.difference.value:+.3f}{ends}, p = {found.p_value:.3g}",
         f"better on {len(found.better)}, worse on {len(found.worse)}",
     ]

@@ -7,8 +7,9 @@ Cost appears only where the run's config has prices.
 from __future__ import annotations
 
 import io
+import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +18,17 @@ from anyio import to_thread
 
 from rollyard.core import html
 from rollyard.core.failure_groups import FailureGroup, group_failures
+from rollyard.core.numbers import count
 from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.runs.report import statistics
-from rollyard.runs.report.spending import Price, Prices, cost
+from rollyard.runs.report.spending import Price, Prices, cost, money
 from rollyard.runs.report.statistics import Groups, Interval
-from rollyard.runs.report.tree import TreeLeaf, TreeNode, draw_tree, leaf_of, tree_nodes
+from rollyard.runs.report.tree import draw_tree
 from rollyard.store import Store
 from rollyard.store.data_frames import pandas_frame, polars_frame
 from rollyard.store.listing import printable
 from rollyard.store.values import RolloutRow, RunInfo, line_name, row_of
+from rollyard.trajectory.value_tree import TreeLeaf, TreeNode, leaf_of, tree_nodes
 
 if TYPE_CHECKING:
     import pandas
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 SOLVED = 1.0
+INVALID = "invalid"  # the label of a rollout whose reward cannot be trusted: `rollyard scan` gives it, and people may
 
 
 class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +59,8 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     saved_by_tree: float | None = (
         None  # part of the rows' tokens that a trainer need not compute, where it trains on trees
     )
+    invalid: int = 0  # scored attempts whose reward cannot be trusted
+    reward_valid: Interval | None = None  # the mean without them, where there are some
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +74,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     failures: dict[str, dict[str, int]]  # boundary -> cause -> attempts
     statuses: dict[str, int]
     groups: Groups
+    currency: str = ""  # of every cost, as the run names it
     owed: int = 0  # attempts that nobody has done yet
     failure_groups: tuple[FailureGroup, ...] = ()  # the failures by what they say, the most frequent first
     stopped: dict[str, str] = {}  # policies that were asked no more -> what their servers said
@@ -100,9 +107,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def _repr_html_(self) -> str:
         """In a notebook."""
-        names, scores, spent = _columns(self.lines)
+        names, scores, spent = _columns(self.lines, self.currency)
         head, *rows = zip(names, *scores, *spent, strict=True)
-        said = f"run {self.run_id}: {self.tasks} tasks, {self.attempts} attempts, {self.scored} scored"
+        said = f"run {self.run_id}: {_size(self)}"
         failed = [(group.count, group.boundary, group.message) for group in self.failure_groups]
         failures = [html.fold(f"{len(failed)} kinds of failure", html.table((), failed))] if failed else []
         return html.block(html.line(said), html.table(head, rows), *failures)
@@ -124,11 +131,14 @@ class Tally:
     def __init__(self, run_id: str, prices: Prices | None = None, *, ks: Sequence[int] = KS) -> None:
         self.run_id = run_id
         self.owed = 0
+        self.currency = ""
         self.failure_groups: tuple[FailureGroup, ...] = ()
         self.stopped: dict[str, str] = {}
         self.branch: str | None = None
         self.replayed = self.pinned = 0
         self.leaves: list[TreeLeaf] = []
+        self.invalid: Collection[str] = ()  # rollouts, set before any is counted
+        self._valid: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._prices, self._ks = prices or {}, ks
         self._rewards: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
         self._tasks: dict[str, set[str]] = defaultdict(set)
@@ -169,6 +179,8 @@ class Tally:
             self._histogram["unscored"] += 1
         else:
             self._rewards[name][row.task_id].append(row.reward)
+            if row.id not in self.invalid:
+                self._valid[name][row.task_id].append(row.reward)
             self._histogram[f"{min(int(row.reward * 10), 10) / 10:.1f}"] += 1
         if row.boundary is not None:
             self._failures[row.boundary][row.cause or "unknown"] += 1
@@ -187,6 +199,7 @@ class Tally:
             failures={boundary: dict(causes) for boundary, causes in sorted(self._failures.items())},
             statuses=dict(self._statuses),
             groups=statistics.groups(everything),
+            currency=self.currency,
             owed=self.owed,
             failure_groups=self.failure_groups,
             stopped=self.stopped,
@@ -204,12 +217,15 @@ class Tally:
         top = max((n for n, _ in attempts.values()), default=0)
         ks = [k for k in self._ks if k <= top]
         merged = MergeCounts(**self._merged[name]) if name in self._merged else None
+        scored = sum(len(values) for values in rewards.values())
+        invalid = scored - sum(len(values) for values in self._valid[name].values())
+        valid_means = [fmean(values) for values in self._valid[name].values()]
         return ReportRow(
             name=name,
             tasks=len(self._tasks[name]),
             attempts=sums["attempts"],
-            scored=sum(len(values) for values in rewards.values()),
-            reward=statistics.bootstrap_mean(per_task),
+            scored=scored,
+            reward=statistics.mean_over_tasks(per_task),
             pass_at={k: _over(attempts, k, statistics.pass_at_k) for k in ks},
             pass_hat={k: _over(attempts, k, statistics.pass_hat_k) for k in ks},
             prompt_tokens=sums["prompt_tokens"],
@@ -222,15 +238,14 @@ class Tally:
             saved_by_tree=1 - merged.tree_tokens / merged.row_tokens
             if merged is not None and merged.row_tokens
             else None,
+            invalid=invalid,
+            reward_valid=statistics.mean_over_tasks(valid_means) if invalid else None,
         )
 
 
 def _over(attempts: Mapping[str, tuple[int, int]], k: int, estimate: statistics.PassEstimate) -> Interval:
-    """Mean over the tasks that have at least k scored attempts; one task alone gets Wilson's interval at k = 1."""
-    usable = [(n, c) for n, c in attempts.values() if n >= k]
-    if len(usable) == 1 and k == 1:
-        return statistics.wilson(usable[0][1], usable[0][0])
-    return statistics.bootstrap_mean([estimate(n, c, k) for n, c in usable])
+    """Mean over the tasks that have at least k scored attempts."""
+    return statistics.mean_over_tasks([estimate(n, c, k) for n, c in attempts.values() if n >= k])
 
 
 def summarise(run_id: str, rollouts: Iterable[Rollout], prices: Prices | None = None) -> Report:
@@ -247,6 +262,8 @@ async def report(store: Store, run_id: str) -> Report:
     tally.owed = info.attempts.get("owed", 0) + info.attempts.get("leased", 0)
     tally.stopped = await store.stopped_policies(run_id)
     tally.branch = info.config.get("branch")
+    tally.currency = info.config.get("currency", "")
+    tally.invalid = await store.find_labelled(run_id, INVALID)
     async for rollout in store.rollouts(run_id):
         tally.add(rollout)
         tally.replayed += rollout.replayed
@@ -268,13 +285,14 @@ def text(report: Report, width: int = 240) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, no_color=True, highlight=False)
     console.print(
-        f"run {report.run_id}: {report.tasks} tasks, {report.attempts} attempts, {report.scored} scored, "
-        f"{report.attempts - report.scored} without a reward" + (f", {report.owed} still owed" if report.owed else "")
+        f"run {report.run_id}: {_size(report)}"
+        + (f", {report.attempts - report.scored} without a reward" if report.attempts > report.scored else "")
+        + (f", {report.owed} still owed" if report.owed else "")
     )
     if report.branch is not None:
         pinned = f"; {report.pinned} rollouts in the parent's words (pinned)" if report.pinned else ""
-        console.print(f"branches off {report.branch}: {report.replayed} calls answered as its were{pinned}")
-    names, scores, spent = _columns(report.lines)
+        console.print(f"branches off {report.branch}: {count(report.replayed, 'call')} answered as its were{pinned}")
+    names, scores, spent = _columns(report.lines, report.currency)
     if sum(map(_room, (names, *scores, *spent))) <= width:
         _print_columns(console, names, [*scores, *spent])
     else:
@@ -290,7 +308,11 @@ def text(report: Report, width: int = 240) -> str:
         listing = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
         console.print(f"failed at {boundary}: {listing}")
     lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
-    lines += [f"  {group.count} x {printable(group.message)}" for group in report.failure_groups]
+    for group in report.failure_groups:
+        lines += textwrap.wrap(
+            f"{group.count} x {printable(group.message)}", width, initial_indent="  ", subsequent_indent="    ",
+            break_long_words=False, break_on_hyphens=False,
+        )  # fmt: skip
     lines += report.tree
     for policy, said in report.stopped.items():
         name = f"policy {policy!r}" if policy else "the policy"
@@ -298,28 +320,46 @@ def text(report: Report, width: int = 240) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
+def _size(report: Report) -> str:
+    return f"{count(report.tasks, 'task')}, {count(report.attempts, 'attempt')}, {report.scored} scored"
+
+
 def _flat(line: ReportRow) -> dict[str, Any]:
     """A line whose every field is one value."""
     intervals = {"reward": line.reward}
+    if line.reward_valid is not None:
+        intervals["reward_valid"] = line.reward_valid
     intervals |= {f"pass@{k}": found for k, found in line.pass_at.items()}
     intervals |= {f"pass^{k}": found for k, found in line.pass_hat.items()}
     fields: dict[str, Any] = {"name": line.name, "tasks": line.tasks, "attempts": line.attempts, "scored": line.scored}
     for name, found in intervals.items():
         fields |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
-    rest = ("prompt_tokens", "completion_tokens", "calls", "wall_s", "cost", "calls_per_row", "saved_by_tree")
+    rest = (
+        "invalid",
+        "prompt_tokens",
+        "completion_tokens",
+        "calls",
+        "wall_s",
+        "cost",
+        "calls_per_row",
+        "saved_by_tree",
+    )
     return {**fields, **{name: getattr(line, name) for name in rest}}
 
 
 Column = list[str]
 
 
-def _columns(lines: Sequence[ReportRow]) -> tuple[Column, list[Column], list[Column]]:
+def _columns(lines: Sequence[ReportRow], currency: str) -> tuple[Column, list[Column], list[Column]]:
     """What each line is about, how well it did, and what that took. A column's head comes first."""
     names = ["agent", *(line.name for line in lines)]
     scores = [
         ["attempts", *(f"{line.scored}/{line.attempts}" for line in lines)],
         ["reward [95 %]", *(_interval_text(line.reward) for line in lines)],
     ]
+    if any(line.invalid for line in lines):
+        scores.append(["invalid", *(str(line.invalid) for line in lines)])
+        scores.append(["reward without", *(_interval_text(line.reward_valid or line.reward) for line in lines)])
     for k in sorted({k for line in lines for k in line.pass_at}):
         scores.append([f"pass@{k}", *(_interval_text(line.pass_at[k]) if k in line.pass_at else "-" for line in lines)])
         if k > 1:
@@ -335,7 +375,7 @@ def _columns(lines: Sequence[ReportRow]) -> tuple[Column, list[Column], list[Col
         spent.append(["calls/row", *(_number(line.calls_per_row, ".1f") for line in lines)])
         spent.append(["saved by tree", *(_number(line.saved_by_tree, ".0%") for line in lines)])
     if any(line.cost is not None for line in lines):
-        spent.append(["cost", *(f"{line.cost:.4f}" if line.cost is not None else "-" for line in lines)])
+        spent.append(["cost", *(money(line.cost, currency) if line.cost is not None else "-" for line in lines)])
     return names, scores, spent
 
 

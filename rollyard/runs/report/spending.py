@@ -63,6 +63,12 @@ def find_price(prices: Prices, policy: str | None) -> Price | None:
     return next(iter(prices.values())) if len(prices) == 1 else None
 
 
+def money(value: float, currency: str = "") -> str:
+    """Four digits that matter; the currency is the one that the run names, a sign before and letters behind."""
+    shown = f"{value:.2f}" if value >= 1 else f"{value:.4f}"
+    return f"{shown} {currency}" if currency.isalpha() else f"{currency}{shown}"
+
+
 class Spending:
     """The sum so far. `over` once either budget is used up."""
 

@@ -80,6 +80,14 @@ def bootstrap_mean(values: Sequence[float], *, confidence: float = 0.95, seed: i
     return Interval(mean, *(_quantile(means, tail) for tail in tails))
 
 
+def mean_over_tasks(values: Sequence[float]) -> Interval:
+    """The mean of one number per task. One task says nothing of others and has no interval; where every task is solved, or none,
+    resampling finds no spread, and Wilson's interval says what so few tasks leave open."""
+    if len(values) > 1 and min(values) == max(values) and values[0] in (0.0, 1.0):
+        return wilson(sum(value == 1.0 for value in values), len(values))
+    return bootstrap_mean(values)
+
+
 def _expand(values: Sequence[float], mean: float, q: float) -> float:
     """A quantile of the mean of n draws from `values`, by Cornish and Fisher's expansion."""
     n = len(values)
@@ -114,6 +122,12 @@ class Paired(msgspec.Struct, frozen=True, kw_only=True):
     only_second: tuple[str, ...]
 
 
+def _difference(differences: Sequence[float], seed: int) -> Interval:
+    """Where every task differs by the same, resampling finds no spread, and an interval of no width would claim certainty."""
+    found = bootstrap_mean(differences, seed=seed)
+    return Interval(found.value, None, None) if found.low == found.high else found
+
+
 def compare_pairs(
     first: Mapping[str, Sequence[float]], second: Mapping[str, Sequence[float]], *, seed: int = 0
 ) -> Paired:
@@ -124,7 +138,7 @@ def compare_pairs(
     differences = [after[task] - before[task] for task in shared]
     return Paired(
         tasks=len(shared),
-        difference=bootstrap_mean(differences, seed=seed),
+        difference=_difference(differences, seed),
         p_value=sign_flip(differences, seed=seed),
         better=tuple(t for t in shared if after[t] > before[t]),
         worse=tuple(t for t in shared if after[t] < before[t]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rollyard.core.branch_point import END, BranchPoint, How
+from rollyard.core.branch_point import BranchPoint, How
 from rollyard.core.errors import Unsupported
 from rollyard.core.protocols import Backend
 from rollyard.core.rollout import CallSnapshot, Rollout
@@ -39,7 +39,7 @@ async def _find_start(
 def _find_hindrance(plan: RolloutPlan, parent: Rollout, start: CallSnapshot | None) -> str | None:
     if plan.agent.resume is None:
         return f"agent {plan.agent.name!r} cannot go on from a session of its own"
-    if plan.branch is not None and plan.branch.call == END:
+    if plan.branch is not None and plan.branch.is_behind:
         return "a session is gone on from at a call, and not behind its end"
     if start is None:
         return (

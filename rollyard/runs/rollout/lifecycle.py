@@ -36,6 +36,7 @@ from rollyard.runs.rollout.context import (
     hold,
     run_hooks,
 )
+from rollyard.runs.rollout.install_progress import tell_install
 from rollyard.runs.rollout.judge import Judge
 from rollyard.runs.rollout.kept_snapshots import remove_snapshots
 from rollyard.runs.rollout.open_sandbox import open_sandbox, prove_route
@@ -54,6 +55,7 @@ from rollyard.runs.rollout.services import (
     start_services,
     with_services,
 )
+from rollyard.runs.rollout.sleep import let_sleep
 from rollyard.runs.rollout.snapshots import watch_calls
 from rollyard.runs.rollout.spans import trace_rollout
 from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
@@ -96,6 +98,7 @@ async def rollout(
             opened = await _provision(context, await _install(context), stack)
             prepared = await _prepare(context, opened, await _install_inside(context, opened))
             await watch_calls(context, prepared)
+            let_sleep(context, prepared)
             await hold(context, "prepared", opened.sandbox)
             await _attempt(context, prepared)
         except StageFailed as failed:
@@ -150,7 +153,8 @@ async def _install(context: RolloutContext) -> str | None:
         if prebaked:
             return None
         try:
-            return await provision.agent_layer(agent, context.backend, deadline)
+            async with tell_install(agent, provision.images.layers, context.stages.tell):
+                return await provision.agent_layer(agent, context.backend, deadline)
         except AgentInstallFailed as failed:
             _note_failed_install(context, failed)
             raise

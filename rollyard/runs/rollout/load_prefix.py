@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rollyard.core.branch_point import END, BranchPoint
+from rollyard.core.branch_point import BranchPoint
 from rollyard.core.errors import StoreError
 from rollyard.core.rollout import Rollout
 from rollyard.policy.prefix import RecordedPrefix, ResumedPrefix, calls_before, find_at, open_prefix, read_answer
@@ -17,7 +17,7 @@ async def load_prefix(
     recorded, bodies = parent.captured, dict[str, bytes]()
     if not parent.pinned:  # what a pinned rollout's agent sent is not what its policy saw
         wanted = calls_before(recorded, point.call)
-        if point.call != END:
+        if not point.is_behind:
             wanted.append(find_at(recorded, point.call))
         for record in wanted:
             bodies[record.id] = await _load_body(store, record.raw_request)

@@ -71,6 +71,13 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "server",
         ),
     ] = None
+    sleep_after: Annotated[
+        float | None,
+        _help(
+            "seconds that a model call is held before the agent's memory goes to the machine's swap; local backend",
+            "operator",
+        ),
+    ] = None
     limits: Annotated[Limits | None, _help("seconds a stage may take, as STAGE=SECONDS")] = None
     seed: Annotated[int | None, _help("seed of the first attempt; the next one has the next number")] = None
     labels: Annotated[Mapping[str, str], _help("a label of the rollout, as NAME=VALUE")] = {}
@@ -124,6 +131,7 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.user_turns is not None and self.user is None:
             raise ConfigError("user_turns without a user", hint="give user too")
         check_least(0, top_logprobs=self.top_logprobs, seed=self.seed, max_staleness=self.max_staleness)
+        check_least(0, sleep_after=self.sleep_after)
         if self.max_staleness is None and self.when_stale != "cancel":
             raise ConfigError(f"when_stale={self.when_stale!r} without max_staleness", hint="give max_staleness too")
 
@@ -149,6 +157,7 @@ class RolloutFields(TypedDict, total=False):
     max_staleness: int | None
     when_stale: WhenStale
     snapshot_every: int | None
+    sleep_after: float | None
     limits: Limits | None
     seed: int | None
     labels: Mapping[str, str] | None

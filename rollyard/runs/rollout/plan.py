@@ -18,7 +18,7 @@ from rollyard.core.egress import parse_wish
 from rollyard.core.errors import ConfigError, Error, Unsupported
 from rollyard.core.lease import Lease
 from rollyard.core.limits import Limits
-from rollyard.core.protocols import Backend, Policy, Prefix, Sandbox, Verifier
+from rollyard.core.protocols import Backend, Policy, Prefix, Sandbox, SleepsSandboxes, Verifier
 from rollyard.core.rollout import MODES, CallSnapshot, Mode, Rollout
 from rollyard.core.sandbox import Capabilities
 from rollyard.core.sequences import check_sequences
@@ -187,6 +187,8 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
         _check_user(plan, task)
     if options.snapshot_every is not None:
         _check_snapshots(plan, task, backend)
+    if options.sleep_after is not None:
+        _check_sleep(plan, backend)
     if options.mounts and not can.mounts:
         raise Unsupported(f"backend {backend.name!r} shows no directories of this machine", hint="drop mounts")
     offered = options.mcp
@@ -229,6 +231,19 @@ def _check_snapshots(plan: RolloutPlan, task: Task, backend: Backend) -> None:
     if task.steps or task.remote is not None:
         kind = "steps" if task.steps else "a remote environment"
         raise Unsupported(f"{what}, and task {task.id!r} has {kind}: it cannot be branched", hint="drop snapshot_every")
+
+
+def _check_sleep(plan: RolloutPlan, backend: Backend) -> None:
+    what = "sleep_after pages an agent's memory out"
+    if not isinstance(backend, SleepsSandboxes):
+        raise Unsupported(f"{what}, and backend {backend.name!r} cannot", hint="drop sleep_after, or choose local")
+    if plan.mode == "black_box" or not plan.agent.calls_model:
+        raise Unsupported(f"{what} while a model call is held, and none is read here", hint="drop sleep_after")
+    if plan.options.max_staleness is not None:
+        raise Unsupported("sleep_after and max_staleness do not go together", hint="drop one of them")
+    if plan.agent.freeze_s and not backend.capabilities.pause:
+        raise Unsupported(f"{what}, and {plan.agent.name!r} has to be frozen for it", hint="see `rollyard doctor`")
+    backend.check_sleep()
 
 
 def _check_remote(plan: RolloutPlan, task: Task) -> None:

@@ -1,7 +1,7 @@
 """While a call of the agent's is held: its sandbox's files are kept, or made those of the parent that it branches off.
 
-A held call is a quiet moment of the agent's. Programs that it left running go on: they are looked for, by comparing what runs
-with what ran at its first call, and named beside the snapshot.
+A held call is a quiet moment of the agent's, or soon one: an agent that writes its session late is waited for. Programs that it
+left running go on: they are looked for, by comparing what runs with what ran at its first call, and named beside the snapshot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rollyard.core.rollout import CallSnapshot
 from rollyard.gate import Session
 from rollyard.runs.rollout.context import Prepared, RolloutContext
 from rollyard.runs.rollout.lay_over import lay_over
-from rollyard.runs.rollout.programs import Process, find_new, list_programs
+from rollyard.runs.rollout.programs import Process, find_new, list_programs, wait_until_idle
 
 
 async def watch_calls(context: RolloutContext, prepared: Prepared) -> None:
@@ -72,6 +72,9 @@ class CallWatch:
 
     async def _take(self, call: Call) -> None:
         record, began = self._context.record, time.monotonic()
+        resume = self._context.plan.agent.resume
+        if resume is not None and resume.settle_s and not await wait_until_idle(self._sandbox, resume.settle_s):
+            await self._context.stages.tell("snapshot.restless", call=call.id, settle_s=resume.settle_s)
         left = await find_new(self._sandbox, self._own or {})
         image = await self._sandbox.snapshot()
         kept = CallSnapshot(

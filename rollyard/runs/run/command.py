@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -21,7 +22,7 @@ from rollyard.runs.rollout.modes import choose
 from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.runs.rollout.options import RolloutFields, merge_options
 from rollyard.runs.rollout.run_rollout import run_rollout
-from rollyard.runs.run.config import POLICY, RunConfig, anchor, anchor_user, load
+from rollyard.runs.run.config import AUTO, POLICY, RunConfig, anchor, anchor_user, load
 from rollyard.runs.run.drive import drive
 from rollyard.runs.run.executor import Executor, executor
 from rollyard.runs.run.policy_health import check_servers
@@ -36,7 +37,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     policies: tuple[str, ...] = ()
     options: RolloutFields = {}
     attempts: int = 1
-    parallel: int = 4
+    parallel: int | Literal["auto"] = 4
     sandbox: str = "local"
     store: str = STORE
     resume: str | None = None
@@ -149,11 +150,25 @@ def outcome_of(report: Report, store: str, *, as_json: bool) -> CommandOutcome:
 
 def closing_words(report: Report, store: str) -> str:
     """What a finished run leaves on the terminal: its report, and the command that looks closer."""
-    command = f"rollyard show {report.run_id}{store_option(store)}"
-    text = f"{report_text(report, terminal_width())}kept in {store}; look closer with:\n  {command}\n"
+    where = store_option(store)
+    commands = [f"rollyard show {report.run_id}{where}"]
+    if report.attempts > report.rewards.get("1.0", 0):
+        commands.append(f"rollyard why {report.run_id}{where}")
+    commands.append(f"rollyard view{where.replace(' --store', '')}")
+    listed = "".join(f"  {command}\n" for command in commands)
+    text = f"{report_text(report, terminal_width())}kept in {store}; look closer with:\n{listed}"
     if report.stopped:
         text += f"resume with:\n  rollyard run --resume {report.run_id}{store_option(store)}\n"
     return text
+
+
+def read_parallel(text: str) -> int | Literal["auto"]:
+    if text == "auto":
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"--parallel {text!r} is no number", hint=f"a number, or {AUTO}") from None
 
 
 def resume_command(request: RunRequest) -> str:

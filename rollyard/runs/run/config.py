@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from rollyard.core.agent import DEFAULT_AGENT
-from rollyard.core.branch_point import END, HOWS, BranchPoint, How
+from rollyard.core.branch_point import HOWS, BranchPoint, How
 from rollyard.core.errors import ConfigError
 from rollyard.core.ids import LAST
+from rollyard.core.near_path import near_path
 from rollyard.core.numbers import check_least
 from rollyard.core.tree import Tree
 from rollyard.runs.report.spending import Price
 from rollyard.runs.rollout.options import RolloutFields, RolloutOptions
 
+AUTO = "auto"  # as many rollouts at a time as the machine's memory carries
 POLICY = "policy"  # the name of a run's only policy
 
 
@@ -37,7 +40,7 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
     agents: tuple[str, ...] = (DEFAULT_AGENT,)
     policies: Mapping[str, str] = {}
     attempts: int = 1
-    parallel: int = 4
+    parallel: int | Literal["auto"] = 4  # rollouts at a time; auto: as many as memory carries
     concurrency: Mapping[str, int] = {}
     retries: int = 1
     policy_failures: int = 5  # equal failures in a row after which a policy is asked no more; 0: never
@@ -53,6 +56,10 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def branch_point(self) -> BranchPoint | None:
         return None if self.branch is None else BranchPoint.parse(self.branch)
+
+    def slots(self, sharers: int = 1) -> float:
+        """Rollouts at a time of each of so many workers."""
+        return math.inf if isinstance(self.parallel, str) else math.ceil(self.parallel / sharers)
 
     @property
     def answers(self) -> Mapping[str, str]:
@@ -75,9 +82,14 @@ class RunConfig(RolloutOptions, frozen=True, kw_only=True, forbid_unknown_fields
             raise ConfigError(f"branch_how={self.branch_how!r} is no way to branch", hint=f"one of {', '.join(HOWS)}")
         if self.branch_how != "auto" and self.branch is None and self.tree is None:
             raise ConfigError(f"branch_how={self.branch_how!r}, and nothing branches", hint="give branch or tree too")
-        if self.branch_answer is not None and (self.branch_point is None or self.branch_point.call == END):
+        if self.branch_answer is not None and (self.branch_point is None or self.branch_point.is_behind):
             raise ConfigError("branch_answer needs a call that it answers", hint="give branch = ROLLOUT@CALL")
-        check_least(1, attempts=self.attempts, parallel=self.parallel, limit=self.limit, max_tokens=self.max_tokens)
+        check_least(1, attempts=self.attempts, limit=self.limit, max_tokens=self.max_tokens)
+        if isinstance(self.parallel, str):
+            if self.parallel != AUTO:
+                raise ConfigError(f"parallel is {self.parallel!r}", hint=f"a number, or {AUTO!r}")
+        else:
+            check_least(1, parallel=self.parallel)
         check_least(1, **{f"concurrency.{name}": value for name, value in self.concurrency.items()})
         if not 1 <= self.lease_s < 86400:
             raise ConfigError(f"lease_s must be between a second and a day, got {self.lease_s}")
@@ -109,7 +121,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     try:
         values: dict[str, Any] = tomllib.loads(file.read_text())
     except FileNotFoundError as error:
-        raise ConfigError(f"no such file: {file}") from error
+        raise ConfigError(f"no such file: {file}", hint=near_path(file)) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file} is not TOML: {error}") from error
     if "tasks" in values and (file.parent / values["tasks"]).exists():

@@ -31,7 +31,8 @@ class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
 
     work: Assignment
     store: str
-    slots: int
+    slots: float  # rollouts at a time
+    sharers: int = 1  # workers of the run on the same machine
     parcels: Parcels = Parcels()
     secrets: Mapping[str, str] = {}
 
@@ -73,7 +74,8 @@ async def work_here(posting: NodeAssignment, clock: Callable[[], float] | None =
         answering = await open_policies(stack, work.config, store)
         gate = await stack.enter_async_context(Gate(next(iter(answering.values())), log=store))
         named = answering if work.policies != ("",) else {}
-        await Worker(work, WorkerResources(store, gate, backend, named, provision)).run(posting.slots, _ignore)
+        means = WorkerResources(store, gate, backend, named, provision, sharers=posting.sharers)
+        await Worker(work, means).run(posting.slots, _ignore)
 
 
 async def _ignore(_: Rollout) -> None:

@@ -11,12 +11,15 @@ from functools import partial
 from typing import Any
 
 import anyio
+from msgspec.structs import replace
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.log import Log
 from rollyard.core.protocols import Backend, Policy
 from rollyard.gate import Gate
+from rollyard.policy.reference import PolicyText
 from rollyard.runs.display.progress import Display
+from rollyard.runs.report.price_list import list_prices
 from rollyard.runs.report.report import Report, report
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.config import RunConfig, convert
@@ -61,11 +64,14 @@ async def carry_out(
     sandbox: str | Backend | None = None,
     verifier: Checks | None = None,
     executor: Executor | None = None,
+    tasks: Taskset | None = None,
 ) -> Report:
     """The whole matrix of a config through one queue. `answering` are policies of the caller's, by name; an executor on other
-    machines opens the config's there."""
+    machines opens the config's there. `tasks` stand for those that the config names."""
+    if resume is None:
+        config = _with_list_prices(config)
     async with AsyncExitStack() as stack:
-        tasks = await _load_tasks(config, store)
+        tasks = tasks or await _load_tasks(config, store)
         say_skipped(tasks)
         _say_closed(tasks, config.network)
         where = executor or Local()
@@ -92,6 +98,18 @@ async def carry_out(
                     display.stop()
                 raise
         return await report(store, run.id)
+
+
+def _with_list_prices(config: RunConfig) -> RunConfig:
+    """The prices that are known of the servers and models it asks, unless it names its own. They are kept with the run."""
+    if config.prices:
+        return config
+    asked: dict[str, tuple[str, str | None]] = {}
+    for name, text in config.answers.items():
+        policy = PolicyText.read(text)
+        asked[name] = policy.argument or "", policy.options.get("model", config.model)
+    prices, currency = list_prices(asked)
+    return replace(config, prices=prices, currency=config.currency or currency) if prices else config
 
 
 async def _load_tasks(config: RunConfig, store: Store) -> Taskset:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
+from typing import Any, Literal
 
 from rollyard.core.agent import DEFAULT_AGENT, Agent
 from rollyard.core.errors import ConfigError
@@ -56,7 +56,7 @@ async def evaluate_task(
     agent: str | Agent = DEFAULT_AGENT,
     verifier: Check | None = None,
     sandbox: str | Backend = "local",
-    parallel: int = 4,
+    parallel: int | Literal["auto"] = 4,
     store: Store | None = None,
     remote: FleetJob | None = None,
     **fields: Any,

@@ -27,6 +27,7 @@ from rollyard.runs.run.worker import Worker, WorkerResources
 from rollyard.store import Store
 
 EXECUTORS = ("local", "ray")
+UNREAD = 256  # finished rollouts that wait for whoever iterates
 Record = Callable[[], Awaitable[None]]  # puts what is owed into the store
 
 
@@ -105,17 +106,18 @@ class Local:
             )
             worker.refuse_hopeless()
             await record()
-            send, finished = anyio.create_memory_object_stream[Rollout](work.config.parallel)
+            slots = work.config.slots()
+            send, finished = anyio.create_memory_object_stream[Rollout](min(slots, UNREAD))
             await stack.enter_async_context(finished)
             group = await stack.enter_async_context(anyio.create_task_group())
-            group.start_soon(_work, worker, work.config.parallel, send)
+            group.start_soon(_work, worker, slots, send)
             try:
                 yield _LocalWorkers(finished, group.cancel_scope)
             finally:
                 group.cancel_scope.cancel()
 
 
-async def _work(worker: Worker, slots: int, send: MemoryObjectSendStream[Rollout]) -> None:
+async def _work(worker: Worker, slots: float, send: MemoryObjectSendStream[Rollout]) -> None:
     async with send:
         await worker.run(slots, send.send)
 

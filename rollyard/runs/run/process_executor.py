@@ -6,7 +6,6 @@ one again that died, after giving its attempts back, and shows what the store sa
 
 from __future__ import annotations
 
-import math
 import pickle
 import signal
 import sys
@@ -50,7 +49,7 @@ class ProcessExecutor:
                 "workers in other processes open their own gate and policies",
                 hint='leave out gate= and policies=, and name them in the config: policies={"policy": "upstream:URL"}',
             )
-        if self._workers > work.config.parallel:
+        if self._workers > work.config.slots():
             raise ConfigError(
                 f"{self._workers} workers for {work.config.parallel} rollouts at a time",
                 hint="raise parallel, or ask for fewer workers",
@@ -58,8 +57,8 @@ class ProcessExecutor:
 
     @asynccontextmanager
     async def open(self, work: Assignment, given: RunResources, record: Record) -> AsyncGenerator[Workers]:
-        slots = math.ceil(work.config.parallel / self._workers)
-        posting = _pack(NodeAssignment(work=work, store=given.store.where, slots=slots))
+        slots = work.config.slots(self._workers)
+        posting = _pack(NodeAssignment(work=work, store=given.store.where, slots=slots, sharers=self._workers))
         await record()
         crew = _ProcessWorkers(work, given, posting)
         await crew.listen()

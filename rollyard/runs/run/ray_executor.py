@@ -7,11 +7,10 @@ detached, so a driver that dies leaves the run going, and one that comes back wi
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from importlib import import_module
 from importlib.util import find_spec
@@ -32,6 +31,7 @@ from rollyard.runs.run.shipping import pack_work
 T = TypeVar("T")
 
 NAMESPACE = "rollyard"
+MARK = "rollyard"  # the resource of a node that is for rollouts
 _LOOK_S = 1.0  # between looks at the cluster's nodes
 _CALL_S = 60.0  # for one request to the cluster
 _STOP_S = 45.0  # for a worker to close its sandboxes
@@ -79,7 +79,8 @@ class Ray:
         posting = NodeAssignment(
             work=work,
             store=_reachable(given.store.where),
-            slots=math.ceil(work.config.parallel / (len(nodes) * self._per_node)),
+            slots=work.config.slots(len(nodes) * self._per_node),
+            sharers=self._per_node,
             parcels=await pack_work(work, given.store),
             secrets=read_secrets(work.config.key_env),
         )
@@ -207,8 +208,15 @@ def _join(ray: Any, address: str) -> None:
     )
 
 
+def choose_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Those that are alive; where some say that they are for rollouts, those alone."""
+    alive = [node for node in nodes if node["Alive"]]
+    marked = [node for node in alive if node.get("Resources", {}).get(MARK)]
+    return sorted(node["NodeID"] for node in marked or alive)
+
+
 def _live_nodes(ray: Any) -> list[str]:
-    return sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
+    return choose_nodes(ray.nodes())
 
 
 def _actor(ray: Any, name: str, node: str, posting: NodeAssignment, detached: bool) -> Any:

@@ -30,12 +30,15 @@ from rollyard.runs.report.spending import Spending
 from rollyard.runs.rollout.branch_way import choose_way
 from rollyard.runs.rollout.kept_snapshots import remove_snapshots
 from rollyard.runs.rollout.lifecycle import rollout
+from rollyard.runs.rollout.load_parent import load_parent
 from rollyard.runs.rollout.load_prefix import load_prefix
 from rollyard.runs.rollout.modes import Answering, choose, find_direct
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, refusal
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.run.admission import MemoryAdmission
 from rollyard.runs.run.assignment import Assignment, owner_name
+from rollyard.runs.run.config import AUTO
 from rollyard.runs.run.grow import children_of, find_point
 from rollyard.runs.run.policy_health import PolicyHealth
 from rollyard.runs.run.store_retry import insist
@@ -60,6 +63,7 @@ class WorkerResources(NamedTuple):
     policies: Mapping[str, Policy]  # by the names that attempts have; an attempt without one is the gate's
     provision: Provision
     sink: EventSink = nowhere
+    sharers: int = 1  # workers of the run on this machine
 
 
 class Worker:
@@ -70,6 +74,8 @@ class Worker:
         self._held: dict[str, tuple[Lease, anyio.CancelScope]] = {}
         self._told: list[tuple[Lease, Event]] = []
         self._telling = anyio.Lock()
+        by_memory = work.config.parallel == AUTO
+        self._admission = MemoryAdmission.of(means.backend, sharers=means.sharers) if by_memory else None
         self._health = PolicyHealth(0 if work.stays else work.config.policy_failures)
         self._log = Log("rollyard.runs.run.worker")
 
@@ -77,7 +83,7 @@ class Worker:
     def in_flight(self) -> int:
         return len(self._held)
 
-    async def run(self, slots: int, finished: Finished) -> None:
+    async def run(self, slots: float, finished: Finished) -> None:
         """Work, up to `slots` rollouts at a time, until the run owes nothing. Cancelled, it gives its attempts back."""
         async with anyio.create_task_group() as beside:
             beside.start_soon(self._keep)
@@ -93,6 +99,8 @@ class Worker:
         while True:
             place = object()
             await slots.acquire_on_behalf_of(place)
+            if self._admission is not None:
+                await self._admission.wait(lambda: slots.borrowed_tokens - 1)
             lease = None if await self._over_budget() else await insist(self._claim)
             if lease is not None:
                 group.start_soon(self._attempt, lease, slots, place, finished)
@@ -186,7 +194,7 @@ class Worker:
             point = await insist(lambda: find_point(self._store, config, attempt))
             plan, prefix = self._plan(attempt, answering, point), None
             if point is not None:
-                plan, prefix = await self._branch(plan, point)
+                plan, prefix = await self._branch(plan, point, task)
             await tell(self._begin_event(attempt, plan.rollout_id))
             return await rollout(
                 task,
@@ -206,9 +214,9 @@ class Worker:
         except ConfigError as error:  # this agent and this task do not fit: one cell of the matrix, not the end of it
             return refusal(task, plan, means.backend.name, error)
 
-    async def _branch(self, plan: RolloutPlan, point: BranchPoint) -> tuple[RolloutPlan, Prefix]:
+    async def _branch(self, plan: RolloutPlan, point: BranchPoint, task: Task) -> tuple[RolloutPlan, Prefix]:
         """How it begins: what its agent starts from, and what it is answered until it is where its parent was."""
-        config, parent = self._config, await insist(lambda: self._store.get_rollout(point.rollout))
+        config, parent = self._config, await insist(lambda: load_parent(self._store, point.rollout, task))
         plan = await choose_way(plan, parent, config.branch_how, self._means.backend, self._means.provision)
         said = config.branch_answer if point == config.branch_point else None
         return plan, await load_prefix(self._store, parent, point, said, resumed=plan.resumed)

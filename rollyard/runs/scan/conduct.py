@@ -13,12 +13,16 @@ _BROKEN_TIMES = 3
 _NETWORK = re.compile(
     r"\b(?:curl|wget)\b[^|;&\n]*\w+\.\w+|\bpip3?\s+(?:install|download)\b|\bnpm\s+(?:install|i|ci)\b|\bapt(?:-get)?\s+(?:update|install)\b"
     r"|\bgit\s+clone\s+(?:https?|git|ssh)|\burllib\.request\.urlopen|\burlopen\(|\brequests\.(?:get|post)\("
-    r"|\bcreate_connection\(|\bHTTPS?Connection\(|\bgetent\s+(?:ahosts\w*|hosts)\b"
+    r"|\bcreate_connection\(|\bHTTPS?Connection\(|\bgetent\s+(?:ahosts\w*|hosts)\b|\buv\s+(?:pip\s+install|add|tool\s+install)\b"
 )
 _NO_NETWORK = re.compile(
     r"Could not resolve host|Temporary failure in name resolution|Name or service not known|Network is unreachable"
     r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|No route to host|NewConnectionError|Failed to establish a new connection"
 )
+_NO_PROGRAM = re.compile(
+    r"\b(?:pip3?|uv|npm|apt(?:-get)?|curl|wget)\b.{0,3}: (?:command )?not found|No module named '?pip\b"
+)
+_OWN_FOLDER = re.compile(r"\bpip3?\s+install\s+(?:-\S+\s+)*\.")  # what lies here needs no network
 _STILL_RUNNING = "Process running with session ID"  # codex goes on before a command has ended
 _TOLD_OF_RUN = re.compile(
     r"^(?:Chunk ID|Wall time|Process running|Original token count)\b.*$", re.MULTILINE
@@ -53,6 +57,10 @@ def scan_network(deeds: Deeds) -> Iterator[Finding]:
     """Reaching for a network that the task does not have: a failure may be the missing package's."""
     for deed in deeds.tools:
         found, said = _NETWORK.search(deed.command), _NO_NETWORK.search(deed.result)
+        if said is None and not _OWN_FOLDER.search(
+            deed.command
+        ):  # where the program is missing, what it would fetch is too
+            said = _NO_PROGRAM.search(deed.result)
         if found and (said or _STILL_RUNNING in deed.result):
             yield deeds.find(
                 "network",

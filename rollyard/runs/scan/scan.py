@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 import msgspec
 
 from rollyard.core import registry
 from rollyard.core.rollout import Rollout
+from rollyard.runs.report.report import INVALID
 from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.runs.scan.deeds import Deeds, Finding
 from rollyard.runs.scan.model_judge import JUDGE, judge_deeds
@@ -18,6 +19,8 @@ from rollyard.store.values import RolloutQuery
 
 Scanner = Callable[[Deeds], Iterable[Finding]]
 GROUP = "rollyard.scanners"
+AUTHOR = "rollyard scan"
+_LONGEST_LABEL = 2000
 
 
 class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,7 +78,9 @@ def refuse_invalid(scanners: Mapping[str, Scanner]) -> Callable[[Rollout], str |
 async def scan_run(
     where: str, run: str, names: Iterable[str] = (), judge: str | None = None, model: str | None = None
 ) -> ScanReport:
-    """With a `judge`, a policy's text, a model looks over each rollout too."""
+    """With a `judge`, a policy's text, a model looks over each rollout too. A scan by all scanners labels what it finds invalid,
+    for reports and the page."""
+    names = tuple(names)
     scanners = load_scanners(names)
     async with Store.open(where, create=False) as store, AsyncExitStack() as stack:
         policy = await open_policy(judge, store=store, model=model) if judge is not None else None
@@ -92,6 +97,8 @@ async def scan_run(
             if policy is not None:
                 found = (*found, *await judge_deeds(Deeds.of(rollout), policy, model=model or JUDGE))
             findings += found
+            if not names:
+                await _label(store, rollout, found)
             if rollout.reward is not None:
                 rewards.append(rollout.reward)
                 if not is_invalid(rollout.reward, found):
@@ -105,6 +112,17 @@ async def scan_run(
         mean_valid=_mean(valid),
         findings=tuple(findings),
     )
+
+
+async def _label(store: Store, rollout: Rollout, findings: Sequence[Finding]) -> None:
+    """The label says why; one of an earlier scan that found more is taken back."""
+    said = "; ".join(f"{finding.scanner}: {finding.message}" for finding in findings)
+    if is_invalid(rollout.reward, findings):
+        await store.add_note(rollout.id, "label", author=AUTHOR, name=INVALID, text=said[:_LONGEST_LABEL])
+        return
+    for note in (await store.notes([rollout.id])).get(rollout.id, ()):
+        if (note.author, note.kind, note.name) == (AUTHOR, "label", INVALID):
+            await store.remove_note(rollout.id, note.id)
 
 
 async def _rollouts(store: Store, run: str) -> AsyncIterator[Rollout]:

@@ -21,11 +21,12 @@ from rollyard.core.errors import (
     SandboxGone,
     SandboxInterrupted,
     SandboxUnavailable,
+    Unsupported,
 )
 from rollyard.core.home import data_home, private_dir
 from rollyard.core.ids import new_id
 from rollyard.core.log import Log
-from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, SandboxInfo, SandboxSpec, Volume
+from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, MemoryUse, SandboxInfo, SandboxSpec, Volume
 from rollyard.core.sequences import as_tuple
 from rollyard.images import host as host_image
 from rollyard.images import mount_table
@@ -44,6 +45,7 @@ from rollyard.sandbox.local.inner import gvisor, protocol, remains
 from rollyard.sandbox.local.job import ANSWER_S
 from rollyard.sandbox.local.journal import Home, SandboxEntry, SandboxJournal
 from rollyard.sandbox.local.launcher import Launcher
+from rollyard.sandbox.local.memory import MachineMemory
 from rollyard.sandbox.local.microvm import MicrovmUse, with_microvm
 from rollyard.sandbox.local.pool import SandboxPool
 from rollyard.sandbox.local.probe import LEVELS, NAMESPACED, Level
@@ -71,6 +73,7 @@ class LocalBackend:
         level: Level | None = None,
         isolation: Literal["gvisor", "microvm"] | None = None,
         devices: str | Path = "/dev",
+        proc: str | Path = "/proc",
     ) -> None:
         self.root = private_dir(Path(root) if root else data_home())
         self.images = ImageStore(self.root)
@@ -92,6 +95,7 @@ class LocalBackend:
         self.level: Level = level or reached
         if self.level in ("no_cgroups", "no_proc"):
             self._cgroups = cgroups.Cgroups()
+        self._memory = MachineMemory(proc, (str(Path(tree.root).parent) for tree in self._cgroups.hierarchies))
         self._gpus = GpuPool(devices)
         self._gvisor = GvisorUse(always=isolation == "gvisor", level=self.level)
         self._microvm = MicrovmUse(always=isolation == "microvm", level=self.level, root=self.root)
@@ -424,6 +428,22 @@ class LocalBackend:
     async def list(self, labels: Mapping[str, str] | None = None) -> list[SandboxInfo]:
         found = await asyncio.to_thread(lambda: [entry.info for _, entry in self._journal.live()])
         return [info for info in found if _matches(info, labels)]
+
+    async def memory(self) -> MemoryUse:
+        """Of this machine, and of the sandboxes that this object opened."""
+        pids = {box.id: box.info.pid for box, _ in self._boxes.values() if box.info.pid is not None}
+        return await asyncio.to_thread(self._memory.read, pids)
+
+    def check_sleep(self) -> None:
+        if not self._memory.has_swap():
+            raise Unsupported(
+                "sandboxes can sleep where their memory has somewhere to go, and this machine has no swap switched on",
+                hint="switch zram or a swap file on (docs/capacity.md has the commands), or leave sleep_after out",
+            )
+
+    async def page_out(self, pid: int) -> None:
+        """A sandbox's memory by its first process; what is used comes back."""
+        await asyncio.to_thread(self._memory.page_out, pid)
 
     async def freeze(self, entry: SandboxEntry, uppers: Mapping[str, Path], *, shifted: bool) -> str:
         """Copy what a sandbox wrote into the image store."""

@@ -251,6 +251,18 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         await self._ask("pause", on=False)
         self.info = self._home.note(state="running")
 
+    async def put_to_sleep(self, *, freeze: bool = False) -> None:
+        """Its memory goes to the machine's swap; what its programs touch comes back. Frozen, they touch nothing until `wake`."""
+        self._backend.check_sleep()
+        if freeze:
+            await self._ask("pause", on=True)
+        self.group.allow_swap(True)
+        await self._backend.page_out(self.info.pid)
+
+    async def wake(self) -> None:
+        self.group.allow_swap(False)
+        await self._ask("pause", on=False)
+
     async def alive(self) -> bool:
         if self._channel.closed.is_set():
             return False

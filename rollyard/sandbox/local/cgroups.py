@@ -57,6 +57,15 @@ class Group(msgspec.Struct, frozen=True):
 
     dirs: tuple[str, ...] = ()
 
+    def allow_swap(self, on: bool) -> None:
+        """Where swap is limited apart from memory (v2) a sandbox has none, but while it sleeps as much as it may hold in memory.
+        What is out when it wakes comes back as it is used."""
+        for path in self.dirs:
+            with contextlib.suppress(OSError):  # no such file here, or the sandbox has ended
+                limit = Path(path, "memory.max").read_text() if on else "0"
+                if Path(path, "memory.swap.max").exists():
+                    Path(path, "memory.swap.max").write_text(limit)
+
     def oom_kills(self) -> int:
         """How many processes the kernel has killed here for memory."""
         for path in self.dirs:

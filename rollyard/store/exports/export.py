@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -13,13 +13,19 @@ import msgspec
 from rollyard.core.errors import ConfigError, StoreError, UnknownName
 from rollyard.core.message import ToolSpec
 from rollyard.core.rollout import Rollout
+from rollyard.store.exports.atif import AtifDocuments
+from rollyard.store.exports.harbor_job import HarborJob
 from rollyard.store.exports.inspect import InspectLog
 from rollyard.store.exports.lines import AttemptLines, SampleLines, TurnLines
 from rollyard.store.exports.sink import JsonLines, Writer
 from rollyard.store.listing import run_id
 from rollyard.store.store import Store
+from rollyard.store.values import RunInfo
+from rollyard.trajectory.branch import BRANCH_KINDS, BranchKind
+from rollyard.trajectory.samples import TRAINED_KINDS
+from rollyard.trajectory.value_tree import ValueTree, leaf_of
 
-Format = Literal["jsonl", "turns", "samples", "parquet", "atif", "inspect"]
+Format = Literal["jsonl", "turns", "samples", "parquet", "atif", "inspect", "harbor"]
 _BY_SUFFIX: dict[str, Format] = {".jsonl": "jsonl", ".parquet": "parquet", ".json": "atif", ".eval": "inspect"}
 _tools = msgspec.msgpack.Decoder(tuple[ToolSpec, ...])
 
@@ -40,11 +46,24 @@ Refuse = Callable[[Rollout], str | None]
 
 
 async def export_run(
-    where: str, run: str, out: str, format: str | None, unscored: bool, refuse: Refuse | None = None
+    where: str,
+    run: str,
+    out: str,
+    format: str | None,
+    kinds: Collection[str] | None,
+    unscored: bool,
+    refuse: Refuse | None = None,
 ) -> Exported:
     async with Store.open(where, create=False) as store:
-        chosen = cast("Format | None", format)
-        return await export(store, await run_id(store, run), out, format=chosen, unscored=unscored, refuse=refuse)
+        return await export(
+            store,
+            await run_id(store, run),
+            out,
+            format=cast("Format | None", format),
+            kinds=cast("Collection[BranchKind] | None", kinds),
+            unscored=unscored,
+            refuse=refuse,
+        )
 
 
 async def export(
@@ -53,22 +72,27 @@ async def export(
     out: str | Path,
     *,
     format: Format | None = None,
+    kinds: Collection[BranchKind] | None = None,
     unscored: bool = False,
     refuse: Refuse | None = None,
 ) -> Exported:
-    """Write all rollouts of a run. Without `format` the suffix of `out` decides. `unscored` also exports rows of rollouts
-    without a reward. `atif` into a directory writes a file per rollout, into a file a line per rollout. A rollout for which
-    `refuse` gives a reason is left out (`rollyard.runs.scan.scan.refuse_invalid` refuses rewards that cannot be trusted)."""
+    """Write all rollouts of a run. Without `format` the suffix of `out` decides. `kinds` are the branches that become rows
+    (`TRAINED_KINDS`; `("user",)` for those of a simulated user), or the calls that become turns (all). `unscored` also exports
+    rows of rollouts without a reward. `atif` into a directory writes a file per rollout, into a file a line per rollout; `harbor`
+    makes a new folder, a job of Harbor. A rollout for which `refuse` gives a reason is left out
+    (`rollyard.runs.scan.scan.refuse_invalid` refuses rewards that cannot be trusted)."""
     path = Path(out)
     chosen = _choose_format(format, path)
+    _check_kinds(kinds, chosen)
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is not a directory")
     info = await store.get_run(run_id)
     count, refused, dropped = 0, 0, 0
     refused_at = path.with_name(path.name + ".refused.jsonl")
     with ExitStack() as stack:
-        writer = stack.enter_context(_writer(chosen, path, unscored))
-        if isinstance(writer, InspectLog):
+        tree = await _load_tree(store, info) if chosen in ("samples", "parquet") else ValueTree(())
+        writer = stack.enter_context(_writer(chosen, path, tree, kinds, unscored))
+        if isinstance(writer, InspectLog | HarborJob):
             writer.info = info
         refusals: JsonLines | None = None
         async for rollout in store.rollouts(run_id, trajectories=chosen != "jsonl" or refuse is not None):
@@ -77,7 +101,7 @@ async def export(
                 refusals.write({"rollout_id": rollout.id, "reasons": [why]})
                 dropped += 1
                 continue
-            if chosen == "atif":
+            if isinstance(writer, AtifDocuments | HarborJob):
                 await _give_tools(store, rollout, writer)
             if isinstance(writer, AttemptLines):
                 writer.notes = (await store.notes([rollout.id])).get(rollout.id, ())
@@ -106,31 +130,52 @@ def _choose_format(format: Format | None, path: Path) -> Format:
     return found
 
 
-def _writer(format: Format, path: Path, unscored: bool) -> Writer:
+def _check_kinds(kinds: Collection[BranchKind] | None, format: Format) -> None:
+    if kinds is None:
+        return
+    if format not in ("turns", "samples", "parquet"):
+        raise ConfigError(
+            f"the format {format!r} has all kinds of calls", hint="kinds are for turns, samples and parquet"
+        )
+    for kind in kinds:
+        if kind not in BRANCH_KINDS:
+            raise UnknownName("kind of call", kind, BRANCH_KINDS)
+    if not kinds:
+        raise ConfigError("no kind of call is asked for", hint=f"of {', '.join(BRANCH_KINDS)}")
+
+
+async def _load_tree(store: Store, info: RunInfo) -> ValueTree:
+    """What the branch points of a run are worth, where it has any."""
+    if not (info.config.get("tree") or info.config.get("branch")):
+        return ValueTree(())
+    return ValueTree([leaf_of(rollout) async for rollout in store.rollouts(info.id, trajectories=False)])
+
+
+def _writer(
+    format: Format, path: Path, tree: ValueTree, kinds: Collection[BranchKind] | None, unscored: bool
+) -> Writer:
+    trained = TRAINED_KINDS if kinds is None else kinds
     match format:
         case "jsonl":
             return AttemptLines(path)
         case "turns":
-            return TurnLines(path)
+            return TurnLines(path, kinds)
         case "samples":
-            return SampleLines(path, unscored=unscored)
+            return SampleLines(path, tree, kinds=trained, unscored=unscored)
         case "parquet":
             from rollyard.store.exports.parquet import ParquetRows
 
-            return ParquetRows(path, unscored=unscored)
+            return ParquetRows(path, tree, kinds=trained, unscored=unscored)
         case "atif":
-            from rollyard.store.exports.atif import AtifDocuments
-
             return AtifDocuments(path)
         case "inspect":
             return InspectLog(path)
+        case "harbor":
+            return HarborJob(path)
 
 
-async def _give_tools(store: Store, rollout: Rollout, writer: Writer) -> None:
+async def _give_tools(store: Store, rollout: Rollout, writer: AtifDocuments | HarborJob) -> None:
     """Hand over the tool lists that the rollout's calls name and the writer has not seen."""
-    from rollyard.store.exports.atif import AtifDocuments
-
-    assert isinstance(writer, AtifDocuments)
     for record in rollout.captured.records:
         if record.tools_digest and record.tools_digest not in writer.tools:
             writer.tools[record.tools_digest] = await tools_named(store, record.tools_digest)

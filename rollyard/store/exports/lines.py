@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,10 @@ from rollyard.core.experts import read_experts
 from rollyard.core.rollout import Rollout
 from rollyard.store.exports.sink import JsonLines
 from rollyard.store.values import Note
-from rollyard.trajectory.branch import Span
+from rollyard.trajectory.branch import BranchKind, Span
 from rollyard.trajectory.samples import RefusedBranch, Sample, samples
 from rollyard.trajectory.turns import turns
+from rollyard.trajectory.value_tree import RowNode, ValueTree
 
 
 class AttemptLines(JsonLines):
@@ -38,11 +39,13 @@ def note_line(note: Note) -> dict[str, Any]:
 
 
 class TurnLines(JsonLines):
-    """One line per answered call, with what identifies its rollout. Empty for rollouts whose content was not recorded."""
+    """One line per answered call, with what identifies its rollout. Empty for rollouts whose content was not recorded. `kinds`
+    are the calls wanted; None: all."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kinds: Collection[BranchKind] | None = None) -> None:
         super().__init__(path)
         self.rows = 0
+        self._kinds = kinds
 
     def add(self, rollout: Rollout) -> Sequence[RefusedBranch]:
         same = {
@@ -56,6 +59,8 @@ class TurnLines(JsonLines):
             "parent_call": rollout.parent_call,
         }
         for index, turn in enumerate(turns(rollout.trajectory)):
+            if self._kinds is not None and turn.kind not in self._kinds:
+                continue
             prompt = rollout.captured.prompt_ids(turn.call_id)
             self.rows += 1
             self.write(
@@ -71,18 +76,18 @@ class TurnLines(JsonLines):
 
 
 class SampleLines(JsonLines):
-    """One line per training row; arrays as lists."""
+    """One line per training row; arrays as lists. `tree` knows what the branch points of the run are worth."""
 
-    def __init__(self, path: Path, *, unscored: bool) -> None:
+    def __init__(self, path: Path, tree: ValueTree, *, kinds: Collection[BranchKind], unscored: bool) -> None:
         super().__init__(path)
         self.rows = 0
-        self._unscored = unscored
+        self._tree, self._kinds, self._unscored = tree, kinds, unscored
 
     def add(self, rollout: Rollout) -> Sequence[RefusedBranch]:
-        found = samples(rollout, unscored=self._unscored)
+        found = samples(rollout, kinds=self._kinds, unscored=self._unscored)
         for row in found.rows:
             self.rows += 1
-            self.write(sample_line(row))
+            self.write(sample_line(row, self._tree.nodes_of(row)))
         return found.refused
 
 
@@ -120,8 +125,8 @@ def attempt_line(rollout: Rollout) -> dict[str, Any]:
     }
 
 
-def sample_line(row: Sample) -> dict[str, Any]:
-    """A row under the names that the Parquet export uses too."""
+def sample_line(row: Sample, nodes: Sequence[RowNode] = ()) -> dict[str, Any]:
+    """A row under the names that the Parquet export uses too; `nodes` are the branch points on its way."""
     return {
         "rollout_id": row.rollout_id,
         "run_id": row.run_id,
@@ -149,6 +154,7 @@ def sample_line(row: Sample) -> dict[str, Any]:
         "parent_rollout": row.parent_rollout,
         "parent_call": row.parent_call,
         "own_from": row.own_from,
+        "nodes": msgspec.to_builtins(nodes),
         "stale_call_ids": list(row.stale_call_ids),
         "routed_experts": None if row.experts is None else row.experts.to_base64(),
     }

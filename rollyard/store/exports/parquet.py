@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
 from rollyard.core.errors import MissingExtra
 from rollyard.core.rollout import Rollout
 from rollyard.store.exports.sink import partial_name
+from rollyard.trajectory.branch import BranchKind
 from rollyard.trajectory.samples import RefusedBranch, Sample, samples
+from rollyard.trajectory.value_tree import RowNode, ValueTree
 
 GROUP_TOKENS = 250_000  # a row group is written when this many tokens have gathered,
 GROUP_ROWS = 256  # or this many rows: those of short calls are mostly names and spans
 
 
 class ParquetRows:
-    def __init__(self, path: Path, *, unscored: bool) -> None:
+    def __init__(self, path: Path, tree: ValueTree, *, kinds: Collection[BranchKind], unscored: bool) -> None:
         try:
             import pyarrow
             import pyarrow.parquet
@@ -25,8 +29,8 @@ class ParquetRows:
             raise MissingExtra("pyarrow", "parquet", why="a Parquet export") from None
         self._arrow: Any = pyarrow
         self._parquet: Any = pyarrow.parquet
-        self._path, self._unscored = path, unscored
-        self._waiting: list[Sample] = []
+        self._path, self._tree, self._kinds, self._unscored = path, tree, kinds, unscored
+        self._waiting: list[tuple[Sample, Sequence[RowNode]]] = []
         self._tokens = 0
         self.rows = 0
 
@@ -36,9 +40,9 @@ class ParquetRows:
         return self
 
     def add(self, rollout: Rollout) -> Sequence[RefusedBranch]:
-        found = samples(rollout, unscored=self._unscored)
+        found = samples(rollout, kinds=self._kinds, unscored=self._unscored)
         for row in found.rows:
-            self._waiting.append(row)
+            self._waiting.append((row, self._tree.nodes_of(row)))
             self._tokens += len(row.ids)
             self.rows += 1
         if self._tokens >= GROUP_TOKENS or len(self._waiting) >= GROUP_ROWS:
@@ -73,6 +77,9 @@ def _schema(arrow: Any) -> Any:
             ("call_id", text),
         ]
     )
+    node = arrow.struct(
+        [("rollout", text), ("call", text), ("start", arrow.int32()), ("leaves", arrow.int32()), ("value", real)]
+    )
     columns = [
         ("rollout_id", text),
         ("run_id", text),
@@ -97,14 +104,16 @@ def _schema(arrow: Any) -> Any:
         ("parent_rollout", text),
         ("parent_call", text),
         ("own_from", arrow.int32()),
+        ("nodes", arrow.list_(node)),
         ("stale_call_ids", arrow.list_(text)),
         ("routed_experts", arrow.binary()),
     ]
     return arrow.schema(columns, metadata={"rollyard.samples": "1"})
 
 
-def _table(arrow: Any, schema: Any, rows: Sequence[Sample]) -> Any:
+def _table(arrow: Any, schema: Any, waiting: Sequence[tuple[Sample, Sequence[RowNode]]]) -> Any:
     """Token columns are taken as the packed arrays they are; no token passes through Python."""
+    rows = [row for row, _ in waiting]
     spans = [
         [
             {"role": s.role, "start": s.start, "end": s.end, "sampled": s.sampled, "call_id": s.call_id}
@@ -136,6 +145,7 @@ def _table(arrow: Any, schema: Any, rows: Sequence[Sample]) -> Any:
         "parent_rollout": [row.parent_rollout for row in rows],
         "parent_call": [row.parent_call for row in rows],
         "own_from": [row.own_from for row in rows],
+        "nodes": [msgspec.to_builtins(found) for _, found in waiting],
         "stale_call_ids": [list(row.stale_call_ids) for row in rows],
         "routed_experts": [None if row.experts is None else row.experts.to_npy() for row in rows],
     }

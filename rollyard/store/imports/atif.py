@@ -60,8 +60,10 @@ def _trial(folder: Path, result: Mapping[str, Any], info: Mapping[str, Any], att
         verdict = Verdict(reward=float(reward), parts=dict(rewards), log=text)
     began, ended = _seconds(result.get("started_at")), _seconds(result.get("finished_at"))
     failed: Mapping[str, Any] = result.get("exception_info") or {}
+    ours: Mapping[str, Any] = (result.get("agent_result") or {}).get("metadata") or {}
+    attempt = ours["attempt"] if isinstance(ours.get("attempt"), int) else attempt
     found = _rollout(document, task_id=str(result["task_name"]), verdict=verdict, attempt=attempt)
-    model = (info.get("model_info") or {}).get("name")
+    model = ours.get("policy") or (info.get("model_info") or {}).get("name")
     return msgspec.structs.replace(
         found,
         agent=str(info.get("name") or found.agent),

@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 
 from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.core.near_path import near_path
 from rollyard.store.imports.atif import read_atif, read_harbor_job
 from rollyard.store.imports.foreign import ForeignRollout, keep_all
 from rollyard.store.imports.inspect_log import read_inspect_log
@@ -30,7 +31,7 @@ async def import_run(where: str, path: str, format: str | None, name: str) -> Im
     """All of it is read before anything is written: a file that cannot be read leaves no half of a run."""
     source = Path(path)
     if not source.exists():
-        raise ConfigError(f"no such file or folder: {path}")
+        raise ConfigError(f"no such file or folder: {path}", hint=near_path(path))
     chosen = format or ("harbor" if source.is_dir() else _BY_SUFFIX.get(source.suffix))
     if chosen not in _READERS:
         raise UnknownName("import format", str(chosen or source.suffix), list(_READERS))

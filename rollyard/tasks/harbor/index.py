@@ -12,6 +12,7 @@ import hashlib
 import importlib.resources
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 
@@ -23,7 +24,7 @@ from rollyard.tasks.harbor.load import load_folder
 from rollyard.tasks.harbor.taskfile import read_toml, unknown_notes
 
 _SETTLED_S = 3.0
-_FEWEST = 50  # a smaller set is read as fast
+FEWEST = 50  # a smaller set is read as fast
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -37,29 +38,26 @@ class _IndexFile(msgspec.Struct, array_like=True):
 
 
 class FolderIndex:
-    """`with FolderIndex(folders) as index: index.load(folder)`. Not knowing is no error: the folder is read then."""
+    """`with FolderIndex(places) as index: index.load(folder)`, of folders in these places. Not knowing is no error: the folder is
+    read then."""
 
-    def __init__(self, folders: list[Path], cache: Path | None = None, *, settled_s: float = _SETTLED_S) -> None:
+    def __init__(self, places: Collection[Path], cache: Path | None = None, *, settled_s: float = _SETTLED_S) -> None:
         self._settled_s = settled_s
-        self._used = len(folders) >= _FEWEST
-        parents = "\0".join(sorted({str(folder.parent) for folder in folders}))
-        name = hashlib.sha256(parents.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        named = "\0".join(sorted(map(str, places)))
+        name = hashlib.sha256(named.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         self._file = (cache or cache_home()) / "datasets" / "indexes" / f"{name}.msgpack"
         self._old: dict[str, _Entry] = {}
         self._new: dict[str, _Entry] = {}
 
     def __enter__(self) -> FolderIndex:
-        if self._used:
-            try:
-                read = msgspec.msgpack.decode(self._file.read_bytes(), type=_IndexFile)
-                self._old = read.entries if read.code == _code() else {}
-            except (OSError, msgspec.DecodeError):
-                pass
+        try:
+            read = msgspec.msgpack.decode(self._file.read_bytes(), type=_IndexFile)
+            self._old = read.entries if read.code == _code() else {}
+        except (OSError, msgspec.DecodeError):
+            pass
         return self
 
     def load(self, folder: Path) -> Task:
-        if not self._used:
-            return load_folder(folder)
         key, (state, changed) = str(folder), _state(str(folder))
         known = self._old.get(key)
         if known is not None and known.state == state:
@@ -73,7 +71,7 @@ class FolderIndex:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._new != {key: self._old.get(key) for key in self._new}:
+        if any(self._old.get(key) is not entry for key, entry in self._new.items()):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             replace_file(self._file, msgspec.msgpack.encode(_IndexFile(_code(), {**self._old, **self._new})))
 

@@ -35,7 +35,7 @@ async def silence(ground: AgentFixture) -> None:
     check(len(seen.calls) == 2, f"{len(seen.calls)} calls for two turns: it gave up waiting and asked again")
 
 
-class _Full:
+class FullContext:
     """The first answer reports a context that is nearly full; all later ones a small one."""
 
     def __init__(self, inner: Any) -> None:
@@ -57,11 +57,11 @@ class _Full:
 @case("M3", "goes on after its context was compacted", needs=("model", "shell"), timeout=300)
 async def compaction(ground: AgentFixture) -> None:
     steps = [{"shell": "echo one > one.txt"}, {"shell": "echo two > two.txt"}, WRITE, DONE]
-    seen = await ground.run(_Full(scripted(steps)))
+    seen = await ground.run(FullContext(scripted(steps)))
     seen.check_solved()
     kinds = [call.kind for call in seen.calls]
     if "compaction" not in kinds:
-        raise Skip(f"it did not compact when told that {_FULL} tokens are used; its calls: {kinds}")
+        raise Skip(f"it did not compact when told that {_FULL} tokens are used; its calls: {', '.join(kinds)}")
 
 
 @case("M4", "sends answers back so that their branch goes on", needs=("model", "tools"), timeout=300)

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from rollyard.core.errors import PlaneNotFound
 from rollyard.core.plane import EnvSpec
 from rollyard.plane.api.handlers.call import ApiCall
 from rollyard.plane.http.wire import answer, body, number
@@ -78,6 +79,18 @@ async def list_builds(call: ApiCall) -> Response:
         if done is not None:
             found[engine] = {"image": done.image, "start": done.start, "log": done.log, "seconds": done.seconds}
     return answer(found)
+
+
+async def build_output(call: ApiCall) -> Response:
+    """All that the build on one engine printed, as text."""
+    path = call.request.path_params
+    record = await call.parts.hub.get(path["name"], path["version"])
+    may_change(call.caller, record)
+    build = record.spec.build
+    done = await call.parts.builds.find(path["engine"], record.owner, build) if build is not None else None
+    if done is None:
+        raise PlaneNotFound(f"{record.id} was not built on {path['engine']}")
+    return Response(await call.parts.builds.output(done), media_type="text/plain; charset=utf-8")
 
 
 async def release_env(call: ApiCall) -> Response:

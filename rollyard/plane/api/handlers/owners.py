@@ -5,21 +5,14 @@ from __future__ import annotations
 import msgspec
 from starlette.responses import Response
 
-from rollyard.core.errors import PlaneInvalid
 from rollyard.net.metrics import write_metrics
 from rollyard.plane.api.handlers.call import ApiCall
 from rollyard.plane.http.wire import answer, body
 from rollyard.plane.service.access import NewKey, owner_for
 from rollyard.plane.service.metrics import plane_metrics
+from rollyard.plane.service.owner_terms import OwnerTerms, set_owner_terms
 from rollyard.plane.service.pools import PutPool
 from rollyard.plane.service.shapes import key_json, pool_json
-
-
-class OwnerTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is left out stays; null means the server's default. A rate is creations a second."""
-
-    quota: int | msgspec.UnsetType | None = msgspec.UNSET
-    rate: float | msgspec.UnsetType | None = msgspec.UNSET
 
 
 async def get_metrics(call: ApiCall) -> Response:
@@ -29,7 +22,7 @@ async def get_metrics(call: ApiCall) -> Response:
 
 
 async def list_engines(call: ApiCall) -> Response:
-    return answer({name: engine.abilities for name, engine in call.parts.instances.engines.items()})
+    return answer({name: engine.capabilities for name, engine in call.parts.instances.engines.items()})
 
 
 async def list_pools(call: ApiCall) -> Response:
@@ -54,12 +47,7 @@ async def get_usage(call: ApiCall) -> Response:
 
 async def set_terms(call: ApiCall) -> Response:
     asked = await body(call.request, OwnerTerms)
-    terms = {k: v for k, v in msgspec.structs.asdict(asked).items() if v is not msgspec.UNSET}
-    if not terms:
-        raise PlaneInvalid("give a quota or a rate")
-    if any(value is not None and not 0 <= value < 2**31 for value in terms.values()):
-        raise PlaneInvalid("a quota and a rate are numbers from 0, or null for the server's default")
-    return answer(await call.parts.store.set_terms(call.request.path_params["owner"], **terms))
+    return answer(await set_owner_terms(call.parts.store, call.request.path_params["owner"], asked))
 
 
 async def create_key(call: ApiCall) -> Response:

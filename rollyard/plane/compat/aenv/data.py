@@ -78,7 +78,7 @@ class DataPort:
 
     async def _coming_up(self, instance_id: str) -> bool:
         instance, engine = await self._instances.running(instance_id)
-        return engine.abilities.dial and time.time() - instance.created_at < _YOUNG_S
+        return engine.capabilities.dial and time.time() - instance.created_at < _YOUNG_S
 
     async def _health(self, instance_id: str) -> Response:
         asking = asyncio.create_task(self._until_healthy(instance_id))
@@ -111,7 +111,7 @@ class DataPort:
     async def _ending(self, instance_id: str) -> str | None:
         """How the environment's own program ended, after which nothing comes up any more; None while it runs."""
         instance, engine = await self._instances.running(instance_id)
-        if not engine.abilities.exec or not instance.plan.start:
+        if not engine.capabilities.exec or not instance.plan.start:
             return None
         job = await (await self._instances.sandbox(instance_id)).job(START_JOB)
         code = await job.poll()

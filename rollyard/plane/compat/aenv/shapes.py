@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rollyard.core.errors import PlaneInvalid
-from rollyard.core.plane import DATA_PORT, EnvBuild, EnvRecord, EnvSpec, Instance
+from rollyard.core.plane import AENV_SERVER, DATA_PORT, EnvBuild, EnvRecord, EnvSpec, Instance
 from rollyard.core.sandbox import Resources
 from rollyard.plane.compat.aenv.envelope import duration, seconds
 from rollyard.plane.http.quantities import cores, megabytes
@@ -56,12 +56,12 @@ def spec_of(body: Mapping[str, Any], before: EnvSpec | None = None) -> EnvSpec:
 
 
 def with_files(spec: EnvSpec, files: PushedFiles | None) -> EnvSpec:
-    """The image of a project that names none comes from the files that were sent for it."""
-    if files is None or spec.image != "host":
-        return spec
+    """The image of a project that names none, or one that the plane does not have, comes from the files that were sent for it."""
     kept: Mapping[str, Any] = spec.extra.get(KEPT) or {}
     dockerfile = str((kept.get("buildConfig") or {}).get("dockerfile") or "").removeprefix("./") or None
-    build = EnvBuild(bundle=files.sha256, context=files.context, dockerfile=dockerfile)
+    if files is None or (spec.image != "host" and dockerfile is None):
+        return spec
+    build = EnvBuild(bundle=files.sha256, context=files.context, dockerfile=dockerfile, start=AENV_SERVER)
     return replace(spec, build=build, artifacts={**spec.artifacts, "bundle": files.sha256})
 
 

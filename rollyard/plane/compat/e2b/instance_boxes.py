@@ -56,6 +56,7 @@ class InstanceBoxes:
         self._instances, self._access, self._anonymous = plane.instances, plane.access, anonymous
         self._programs = Shelf(plane.store, "e2b_program", E2bProgram)
         self.tokens, self.templates = SandboxTokens(secret), Templates(plane.store)
+        self.builds = plane.builds  # what its steps may reach is the operator's word for all builds
         self._boxes: dict[str, E2bSandbox] = {}
 
     async def find_by_token(self, holds: Callable[[str], bool]) -> str | None:
@@ -105,7 +106,8 @@ class InstanceBoxes:
     # where templates are built
 
     async def open_build(self, build: TemplateBuild, base: str, seconds: float) -> E2bSandbox:
-        asked = E2bCreate(template=base, seconds=seconds, metadata={}, env={}, internet=None, hosts=())
+        hosts = self.builds.hosts
+        asked = E2bCreate(template=base, seconds=seconds, metadata={}, env={}, internet=None, hosts=hosts)
         origin = None if base == BASE else await self.templates.ready(build.owner, base)
         wanted = _to_request(asked, origin, build.resources)
         made = await self._instances.create(wanted, owner=build.owner, caller=build.key_id)
@@ -202,7 +204,7 @@ class InstanceBoxes:
 
     def _runs(self, instance: Instance) -> bool:
         engine = self._instances.engines.get(instance.engine)
-        return engine is not None and engine.abilities.exec
+        return engine is not None and engine.capabilities.exec
 
     async def kill(self, caller: ApiKey, sandbox_id: str) -> None:
         own = await self._own(caller, sandbox_id)
@@ -219,7 +221,7 @@ class InstanceBoxes:
         """Its time does not go on: it is kept as long as anything is, and the connect that resumes it says for how long."""
         own = await self._own(caller, sandbox_id)
         paused = await (self._instances.pause(own.id) if memory else self._instances.stop(own.id))
-        if paused.plan.on_timeout == "end" and self._instances.engines[own.engine].abilities.extend:
+        if paused.plan.on_timeout == "end" and self._instances.engines[own.engine].capabilities.extend:
             await self._instances.extend(own.id, self._instances.settings.max_ttl_s)
 
     async def resume(self, caller: ApiKey, sandbox_id: str) -> None:

@@ -16,6 +16,7 @@ from rollyard.core.errors import Error
 from rollyard.core.log import Log
 from rollyard.core.plane import ApiKey
 from rollyard.core.sandbox import Resources
+from rollyard.images.mirrors import find_usable
 from rollyard.plane.compat.e2b.accounts import DEFAULT_USER
 from rollyard.plane.compat.e2b.boxes import E2bSandbox
 from rollyard.plane.compat.e2b.errors import E2bRefusal
@@ -29,6 +30,7 @@ HOLD_S = 30.0  # how long a build is let alone whose server says nothing
 SAVE_S = 1.0  # how old what others see of a running build may be
 _STAGE = "/tmp/.rollyard-copy"
 _TAIL = 2000
+_LINES = 20_000  # of one step, each a line of the client's log
 _VENDOR_BASE = "e2bdev/base"
 _BODY = {"fromImage", "fromTemplate", "force", "steps", "startCmd", "readyCmd"}
 # $1 where the archive's parts are, $2 the source (a pattern), $3 the destination, $4 its owner, $5 its mode
@@ -130,7 +132,8 @@ class TemplateBuilder:
         build.lines = []
         box = await self._boxes.open_build(build, _base_of(build.asked), BUILD_S)
         try:
-            run = _BuildRun(box, build, self._templates)
+            mirrors = await find_usable(self._boxes.builds.mirrors, box.sandbox)
+            run = _BuildRun(box, build, self._templates, mirrors)
             inherited = await self._templates.of_image(box.image)
             if inherited is not None:
                 run.inherit(inherited)
@@ -148,8 +151,8 @@ class TemplateBuilder:
 class _BuildRun:
     """One build in its sandbox: who runs the next step, where, with which environment."""
 
-    def __init__(self, box: E2bSandbox, build: TemplateBuild, templates: Templates) -> None:
-        self.box, self.build, self.templates = box, build, templates
+    def __init__(self, box: E2bSandbox, build: TemplateBuild, templates: Templates, mirrors: Mapping[str, str]) -> None:
+        self.box, self.build, self.templates, self.mirrors = box, build, templates, mirrors
         self.user, self.workdir = DEFAULT_USER, ""
         self.env: dict[str, str] = {}
 
@@ -186,7 +189,7 @@ class _BuildRun:
             await self.box.accounts.home(user)
             done = await self.box.sandbox.exec(
                 ["/bin/bash", "-c", command],
-                env=self.env,
+                env={**self.mirrors, **self.env},
                 cwd=await self.place(),
                 user=self.box.accounts.as_user(user),
                 timeout=BUILD_S,
@@ -194,8 +197,11 @@ class _BuildRun:
         except E2bRefusal as error:
             told = f"failed to run command '{command}': command failed: {error.code}: {error.message}"
             raise E2bRefusal(error.code, told) from error
-        for line in done.text.splitlines()[-100:]:
+        lines = done.text.splitlines()
+        for line in lines[:_LINES]:
             self.say(line, str(number))
+        if done.truncated or len(lines) > _LINES:
+            self.say(f"[{max(0, len(lines) - _LINES)} or more lines were not kept]", str(number))
         if not done.ok:
             raise E2bRefusal(
                 "invalid_argument",

@@ -1,0 +1,106 @@
+"""One long run with a fault every minute, of another kind each time.
+
+    python -m bench.drills.campaign [--size 3000] [--every-s 60]
+
+Afterwards the same questions as after a drill: every attempt committed exactly once, nothing left behind. The memory of the
+driver and of the workers is looked at all the while: the last quarter of what was seen of a process beside the second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+from bench.drills import cluster
+from bench.drills.ground import Driver, Leftovers, account, committed
+
+FAULTS = (cluster.worker, cluster.zygote, cluster.database_restart, cluster.gate, cluster.driver, cluster.node)
+LOOK_S = 2.0
+WRONG = ("lost", "twice", "reward_of_infra", "zombie_calls", "leases", "open_sessions")
+
+
+class Memory:
+    """What processes held, by process, in MB, in the order in which it was seen."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, list[float]] = {}
+
+    def look(self, pids: list[int]) -> None:
+        for pid in pids:
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                self.seen.setdefault(pid, []).append(pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+
+    def growth(self) -> list[tuple[int, float, float]]:
+        """Of the processes that lived longest: seconds, MB in their second quarter, MB in their last."""
+        rows: list[tuple[int, float, float]] = []
+        for found in sorted(self.seen.values(), key=len)[-3:]:
+            quarter = len(found) // 4
+            if quarter:
+                rows.append((int(len(found) * LOOK_S), median(found[quarter : 2 * quarter]), median(found[-quarter:])))
+        return rows
+
+
+async def run(size: int, seed: int, every_s: float, limit_s: float) -> bool:
+    ground = cluster.Ground(size, seed, fault_s=20.0)
+    faults, drivers, workers = 0, Memory(), Memory()
+    try:
+        with ground.cluster:
+            left = Leftovers(ground.home)
+            began = time.monotonic()
+            driver = Driver(ground.postgres.url, ground.config(120.0), ground.cluster.address, ground.home)
+
+            async def watch() -> None:
+                while True:
+                    drivers.look([driver.process.pid])
+                    workers.look(ground.workers())
+                    driver.drain()
+                    await asyncio.sleep(LOOK_S)
+
+            watching = asyncio.create_task(watch())
+            due = time.monotonic() + every_s / 2
+            while driver.process.poll() is None and time.monotonic() < began + limit_s:
+                if time.monotonic() > due:
+                    fault = FAULTS[faults % len(FAULTS)]
+                    faults, due = faults + 1, time.monotonic() + every_s
+                    await fault(ground, driver)
+                    done = await committed(ground.postgres.url, driver.run_id)
+                    print(f"{time.monotonic() - began:6.0f} s  {fault.__name__:18}{done:8} committed", flush=True)
+                await asyncio.sleep(0.5)
+            code = await asyncio.to_thread(driver.wait, 60.0)
+            watching.cancel()
+            took = time.monotonic() - began
+            counts = await account(ground.postgres.url, driver.run_id)
+            remains = await left.after()
+    finally:
+        ground.close()
+    print(
+        f"\n{size} attempts in {took:.0f} s, {size / took:.1f} a second, {faults} faults; the driver ended with {code}"
+    )
+    print("  ".join(f"{name} {value}" for name, value in counts.items()))
+    print(f"left behind: {remains}")
+    for name, memory in (("driver", drivers), ("worker", workers)):
+        for lived, early, late in memory.growth():
+            print(f"{name}, seen for {lived} s: {early:.0f} MB, at the end {late:.0f} MB")
+    return code in (0, 1) and not any(counts[name] for name in WRONG) and not any(remains.values())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=3000, help="attempts")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--every-s", type=float, default=60.0, help="seconds between faults")
+    parser.add_argument("--limit-s", type=float, default=3600.0)
+    asked = parser.parse_args()
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    return 0 if asyncio.run(run(asked.size, asked.seed, asked.every_s, asked.limit_s)) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

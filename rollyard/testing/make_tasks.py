@@ -1,0 +1,187 @@
+"""Making tasks out of a package: lay a fault into its source, see its tests find it, and prove the task as `check tasks` does.
+
+The package's code runs in sandboxes alone. Faults are tried in an order that the seed gives, and the first that pass are kept, so
+that the same seed gives the same tasks, however many are tried at the same time.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from rollyard.core.errors import ConfigError, Error, UnknownName
+from rollyard.core.protocols import Backend
+from rollyard.core.scratch import scratch
+from rollyard.runs.rollout.provision import Provision
+from rollyard.tasks.dataset_registry import unpack_source
+from rollyard.tasks.harbor.load import load_folder
+from rollyard.tasks.layers import layer_spec
+from rollyard.tasks.synthesis.bug_task import PYTEST, SuiteOptions, name_task, write_bug_task
+from rollyard.tasks.synthesis.mutations import KINDS, Mutation, find_mutations
+from rollyard.tasks.synthesis.package import PackageSource, read_package
+from rollyard.testing.package_suite import PackageSuite, find_stable, open_suite
+from rollyard.testing.tasks import CheckOptions, check_task
+
+_MOST_TRIED = 40  # candidates for each task that is wanted, before a package is given up
+
+
+class MakeOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """`packages` are what the package and its tests need, as pip names them with their versions."""
+
+    count: int = 50
+    seed: int = 0
+    kinds: tuple[str, ...] = tuple(KINDS)
+    packages: tuple[str, ...] = ()
+    image: str = "host"
+    repeats: int = 2
+    parallel: int = 2
+    timeout_s: float = 60.0
+
+
+class TriedFault(msgspec.Struct, frozen=True, kw_only=True):
+    """`reason` says why it is no task; None is a task."""
+
+    name: str
+    kind: str
+    path: str
+    function: str
+    failing: int = 0
+    reason: str | None = None
+
+
+class MadeTasks(msgspec.Struct, frozen=True, kw_only=True):
+    """`tests` is how many tests judge each task; `left_out` are those that fail or are flaky without any fault."""
+
+    package: str
+    tests: int
+    left_out: tuple[str, ...]
+    made: tuple[str, ...]
+    tried: tuple[TriedFault, ...]
+
+
+async def make_tasks(
+    source: str,
+    out: Path,
+    backend: Backend,
+    options: MakeOptions,
+    *,
+    tell: Callable[[TriedFault], None] = lambda fault: None,
+) -> MadeTasks:
+    """Task folders below `out`. `tell` hears of each fault as it is judged."""
+    if out.exists() and (out.is_file() or any(out.iterdir())):
+        raise ConfigError(f"{out} is not empty", hint="name a new folder")
+    package = await anyio.to_thread.run_sync(open_package, source)
+    order = await anyio.to_thread.run_sync(order_faults, package, options)
+    provision = Provision.of(backend)
+    suite = SuiteOptions(layer=_layer(options.packages), image=options.image, timeout_s=options.timeout_s)
+    async with open_suite(package, suite, backend, provision) as first:
+        stable = await find_stable(first, options.repeats)
+    suite = msgspec.structs.replace(suite, arguments=stable.arguments)
+    out.mkdir(parents=True, exist_ok=True)
+    waiting, tried = iter(order), dict[int, TriedFault]()
+
+    async def work() -> None:
+        async with open_suite(package, suite, backend, provision) as opened:
+            for number, fault in waiting:
+                tried[number] = await _try(fault, opened, stable.limit_s, out, provision, options)
+                tell(tried[number])
+                if sum(one.reason is None for one in tried.values()) >= options.count:
+                    return
+
+    async with anyio.create_task_group() as group:
+        for _ in range(options.parallel):
+            group.start_soon(work)
+    good = [tried[number].name for number in sorted(tried) if tried[number].reason is None]
+    for name in good[options.count :]:
+        await anyio.to_thread.run_sync(shutil.rmtree, out / name)
+    return MadeTasks(
+        package=package.name,
+        tests=stable.tests,
+        left_out=stable.left_out,
+        made=tuple(good[: options.count]),
+        tried=tuple(tried[number] for number in sorted(tried)),
+    )
+
+
+def open_package(source: str) -> PackageSource:
+    folder = unpack_source(source)
+    if not folder.is_dir():
+        raise ConfigError(f"{source}: neither a folder nor an archive", hint="a checkout, or the .tar.gz of an sdist")
+    name = Path(source.rpartition("@")[0] or source).name.lower()
+    for ending in (".tar.gz", ".tgz", ".zip", ".tar.bz2", ".tar.xz", ".tar", ".git"):
+        name = name.removesuffix(ending)
+    return read_package(folder, name.replace("_", "-"))
+
+
+def _layer(packages: Sequence[str]) -> str:
+    """pytest, unless one was named, and what else was."""
+    named = any(name.startswith("pytest==") for name in packages)
+    layer = f"pip:{','.join([*([] if named else [PYTEST]), *packages])}"
+    layer_spec(layer)
+    return layer
+
+
+def order_faults(package: PackageSource, options: MakeOptions) -> list[tuple[int, Mutation]]:
+    """Faults in the order in which they are tried: by chance, but kinds in turns, and each function once before any twice."""
+    for kind in options.kinds:
+        if kind not in KINDS:
+            raise UnknownName("kind of fault", kind, list(KINDS))
+    found: list[Mutation] = []
+    for path in package.sources:
+        found += find_mutations(path, package.visible[path].decode(), options.kinds)
+    random.Random(options.seed).shuffle(found)
+    functions, kinds = Counter[tuple[str, str]](), Counter[tuple[int, str]]()
+    ranked: list[tuple[int, int, Mutation]] = []
+    for fault in found:
+        again = functions[fault.path, fault.function]
+        ranked.append((again, kinds[again, fault.kind], fault))
+        functions[fault.path, fault.function] += 1
+        kinds[again, fault.kind] += 1
+    ranked.sort(key=lambda one: one[:2])
+    return list(enumerate(fault for _, _, fault in ranked[: options.count * _MOST_TRIED]))
+
+
+async def _try(
+    fault: Mutation, suite: PackageSuite, limit_s: float, out: Path, provision: Provision, options: MakeOptions
+) -> TriedFault:
+    told = TriedFault(name=name_task(suite.package, fault), kind=fault.kind, path=fault.path, function=fault.function)
+    reject = partial(msgspec.structs.replace, told)
+    if not await anyio.to_thread.run_sync(fault.is_sound):
+        return reject(reason="it means the same, or is no Python")
+    found = await suite.run_with(fault, limit_s)
+    if found.problem is not None or not found.failing:
+        return reject(reason=found.problem or "no test finds it")
+    with scratch("fault") as folder:
+        place = folder / told.name
+        await anyio.to_thread.run_sync(write_bug_task, place, suite.package, fault, suite.options, found.failing)
+        try:
+            task = await anyio.to_thread.run_sync(load_folder, place)
+            check = await check_task(task, suite.backend, CheckOptions(repeats=options.repeats), provision)
+        except Error as error:
+            return reject(reason=f"it cannot be run: {error}")
+        wrong = [f"{finding.where}: {finding.message}" for finding in check.findings if finding.level == "error"]
+        if wrong:
+            return reject(reason=" ".join(wrong[0].split())[:200])
+        await anyio.to_thread.run_sync(shutil.copytree, place, out / told.name)
+    return reject(failing=len(found.failing))
+
+
+def tabulate(made: MadeTasks) -> Iterator[dict[str, str]]:
+    """One row for each kind of fault, with the reasons for those that are no tasks."""
+    for kind in dict.fromkeys(fault.kind for fault in made.tried):
+        faults = [fault for fault in made.tried if fault.kind == kind]
+        reasons = Counter(fault.reason.partition(":")[0] for fault in faults if fault.reason is not None)
+        yield {
+            "kind": kind,
+            "tried": str(len(faults)),
+            "made": str(sum(fault.name in made.made for fault in faults)),
+            "left out because": "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common()),
+        }

@@ -1,0 +1,53 @@
+"""`rollyard doctor --capacity`: how many agents a machine carries, by measuring some."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollyard.core.sandbox import MemoryUse
+from rollyard.runs.doctor_capacity import MB, AgentCapacity, examine_capacity, weigh_asleep, weigh_awake
+
+pytestmark = pytest.mark.anyio
+
+BEFORE = MemoryUse(total=10_000 * MB, available=9_000 * MB, swap=20_000 * MB, swap_free=20_000 * MB)
+ROW = AgentCapacity(agent="a")
+
+
+def use(held: int, swapped: int = 0) -> MemoryUse:
+    names = ("s1", "s2")
+    return MemoryUse(
+        total=0, available=0, sandboxes=dict.fromkeys(names, held * MB), swapped=dict.fromkeys(names, swapped * MB)
+    )
+
+
+def test_a_tenth_of_the_machine_stays_free():
+    found = weigh_awake(ROW, BEFORE, use(100), 2)
+    assert (found.awake_mb, found.awake) == (100.0, 80)
+
+
+def test_asleep_what_zram_holds_counts_as_memory():
+    found = weigh_asleep(weigh_awake(ROW, BEFORE, use(100), 2), BEFORE, use(20, 80), 2, zram=2 * 30 * MB)
+    assert (found.asleep_mb, found.paged_out_mb, found.asleep) == (50.0, 80.0, 160)
+
+
+def test_those_for_whom_there_is_no_swap_count_awake():
+    little = MemoryUse(total=10_000 * MB, available=9_000 * MB, swap=800 * MB, swap_free=800 * MB)
+    found = weigh_asleep(weigh_awake(ROW, little, use(100), 2), little, use(20, 80), 2, zram=0)
+    assert found.asleep == 10 + (8000 - 10 * 20) // 100
+
+
+async def test_agents_are_measured_where_they_wait_for_a_model():
+    found = await examine_capacity(("shell-agent",), count=2)
+    (row,) = found.agents
+    assert row.problem == ""
+    assert row.awake_mb is not None and 3 < row.awake_mb < 100
+    assert row.awake == pytest.approx((found.available_mb - found.head_room_mb) / row.awake_mb, rel=0.1)
+    assert (row.asleep is None) == bool(found.no_sleep)
+
+
+async def test_an_agent_that_does_not_get_that_far_is_a_row_that_says_why(tmp_path):
+    file = tmp_path / "broken.toml"
+    file.write_text('name = "broken"\nargv = ["false"]\n[wires.chat]\n')
+    found = await examine_capacity((str(file),), count=1)
+    assert found.agents[0].awake is None
+    assert "broken" in found.agents[0].problem

@@ -1,0 +1,193 @@
+"""`sleep_after`: an agent that waits for its model long enough sleeps, and is awake before its answer is written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+import rollyard as ry
+from rollyard.core.errors import Unsupported
+from rollyard.core.limits import Limits
+from rollyard.runs.rollout.sleep import SleepingPolicy
+from rollyard.runs.rollout.stages import Stages, nowhere
+from rollyard.sandbox.local.backend import LocalBackend
+from rollyard.sandbox.local.cgroups import Group
+from tests.runs.conftest import HELLO
+from tests.runs.test_run import finish, tasks
+
+pytestmark = pytest.mark.anyio
+
+SWAP = len(Path("/proc/swaps").read_text().splitlines()) > 1
+needs_swap = pytest.mark.skipif(not SWAP, reason="this machine has no swap switched on")
+
+
+class Bed:
+    """A sandbox that notes when it sleeps and wakes."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.slept, self.woken = anyio.Event(), anyio.Event()
+
+    async def put_to_sleep(self, *, freeze: bool = False) -> None:
+        self.log.append("frozen" if freeze else "asleep")
+        self.slept.set()
+
+    async def wake(self) -> None:
+        self.log.append("awake")
+        self.woken.set()
+
+
+class Answers:
+    """A policy that waits for an event before each answer."""
+
+    def __init__(self, *events: anyio.Event) -> None:
+        self._events = list(events)
+
+    async def __call__(self, call):
+        await self._events[call].wait()
+        return call
+
+    async def closed(self, rollout_id: str) -> None: ...
+    async def aclose(self) -> None: ...
+
+
+def sleeping(policy, bed: Bed, after_s: float, freeze_s: float = 0.0) -> SleepingPolicy:
+    return SleepingPolicy(policy, bed, Stages("ro_1", Limits(), nowhere), after_s, freeze_s)
+
+
+async def test_an_agent_whose_call_is_held_sleeps_and_is_awake_when_the_answer_comes():
+    bed = Bed()
+    assert await sleeping(Answers(bed.slept), bed, 0.0)(0) == 0
+    assert bed.log == ["asleep", "awake"]
+
+
+async def test_an_agent_that_is_not_frozen_sleeps_until_its_answer_comes():
+    bed, answer = Bed(), anyio.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(sleeping(Answers(answer), bed, 0.0), 0)
+        await bed.slept.wait()
+        await anyio.wait_all_tasks_blocked()
+        assert bed.log == ["asleep"]
+        answer.set()
+    assert bed.log == ["asleep", "awake"]
+
+
+async def test_a_quick_answer_finds_the_agent_awake():
+    bed, now = Bed(), anyio.Event()
+    now.set()
+    await sleeping(Answers(now), bed, 1000.0)(0)
+    assert bed.log == []
+
+
+async def test_an_agent_that_has_to_be_frozen_is_frozen_for_a_while_and_no_longer():
+    bed = Bed()
+    await sleeping(Answers(bed.woken), bed, 0.0, freeze_s=0.01)(0)
+    assert bed.log == ["frozen", "awake"]
+
+
+async def test_an_agent_with_two_calls_sleeps_again_after_the_first_answer():
+    bed, asked = Bed(), anyio.Event()
+    again = anyio.Event()
+    policy = sleeping(Answers(asked, again), bed, 0.0)
+    with anyio.fail_after(30):
+        await _answer_one_after_the_other(policy, bed, asked, again)
+    assert bed.log[-1] == "awake"
+
+
+async def _answer_one_after_the_other(policy, bed: Bed, asked: anyio.Event, again: anyio.Event) -> None:
+    async with anyio.create_task_group() as group:
+        group.start_soon(policy, 0)
+        group.start_soon(policy, 1)
+        await bed.slept.wait()
+        bed.slept = anyio.Event()
+        bed.log.clear()
+        asked.set()
+        await bed.slept.wait()
+        assert bed.log == ["awake", "asleep"]
+        again.set()
+
+
+async def test_a_call_that_is_given_up_leaves_no_agent_asleep():
+    bed = Bed()
+    with anyio.CancelScope() as scope:
+        async with anyio.create_task_group() as group:
+            group.start_soon(sleeping(Answers(anyio.Event()), bed, 0.0), 0)
+            await bed.slept.wait()
+            scope.cancel()
+    assert bed.log == ["asleep", "awake"]
+
+
+def test_a_sandbox_may_swap_while_it_sleeps_and_as_much_as_it_may_hold(tmp_path):
+    (tmp_path / "memory.max").write_text("1000")
+    (tmp_path / "memory.swap.max").write_text("0")
+    group = Group((str(tmp_path),))
+    group.allow_swap(True)
+    assert (tmp_path / "memory.swap.max").read_text() == "1000"
+    group.allow_swap(False)
+    assert (tmp_path / "memory.swap.max").read_text() == "0"
+
+
+async def test_a_machine_without_swap_is_refused_by_name_with_what_to_do(tmp_path):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "swaps").write_text("Filename\tType\tSize\tUsed\tPriority\n")
+    async with (
+        ry.Store.open(tmp_path / "runs.db") as store,
+        ry.Gate(ry.policy.scripted(HELLO), log=store) as gate,
+        LocalBackend(root=tmp_path / "home", proc=tmp_path / "proc") as backend,
+    ):
+        with pytest.raises(Unsupported, match="no swap switched on") as refused:
+            async with ry.Run(tasks(1), agent="shell-agent", sleep_after=2.0, sandbox=backend, gate=gate, store=store):
+                pass
+    assert "docs/capacity.md" in str(refused.value.hint)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_user_who_may_page_nothing_out_is_told_so():
+    code = "import os; from pathlib import Path; from rollyard.core.errors import Unsupported\n"
+    code += "from rollyard.sandbox.local.page_out import page_out\n"
+    code += "os.setgid(65534); os.setuid(65534)\n"
+    code += "try: page_out([os.getppid()], Path('/proc'))\nexcept Unsupported as error: print(error.hint)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == "run as root, or drop sleep_after\n", done.stderr
+
+
+@pytest.mark.slow
+@needs_swap
+async def test_the_memory_of_a_sandbox_goes_to_swap_and_its_programs_go_on(backend):
+    async with backend.open(ry.SandboxSpec()) as box:
+        hold = "x = bytearray(80_000_000)\nprint('ready', flush=True)\nwhile input(): print(sum(x[::4096]), flush=True)"
+        job = await box.start(["python3", "-c", hold], stdin=True)
+        lines = job.stream()
+        while b"ready" not in (await anext(lines))[1]:
+            pass
+        awake = await backend.memory()
+        await box.put_to_sleep(freeze=True)
+        asleep = await backend.memory()
+        assert asleep.swapped[box.id] > 60e6
+        assert awake.sandboxes[box.id] - asleep.sandboxes[box.id] > 60e6
+        await box.wake()
+        await job.write(b"go\n")
+        while b"0" not in (await anext(lines))[1]:
+            pass
+
+
+@pytest.mark.slow
+@needs_swap
+@pytest.mark.parametrize("agent", ["shell-agent", "pi", "claude-code"])
+async def test_an_agent_that_slept_does_its_task(tmp_path, backend, agent):
+    policy = ry.policy.scripted(
+        {"steps": [{"sleep": 6, "shell": "echo hello > out.txt"}, {"sleep": 6, "text": "done"}]}
+    )
+    async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(policy, log=store) as gate:
+        async with ry.Run(tasks(2), agent=agent, sleep_after=0.5, sandbox=backend, gate=gate, store=store) as run:
+            done = await finish(run)
+        for rollout in done:
+            names = [event.event.name for event in await store.events(rollout_id=rollout.id)]
+            assert rollout.reward == 1.0
+            assert names.count("agent.asleep") >= 2
+            assert "agent.not_asleep" not in names

@@ -1,0 +1,232 @@
+"""`make-tasks`: faults by rule, what an agent is given of a package, and tasks that are proved before they are kept."""
+
+import subprocess
+import tarfile
+
+import pytest
+from typer.testing import CliRunner
+
+from rollyard.cli.main import app
+from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.runs.rollout.provision import Provision
+from rollyard.tasks.harbor.load import load_folder
+from rollyard.tasks.synthesis.mutations import KINDS, find_mutations
+from rollyard.tasks.synthesis.package import read_package
+from rollyard.testing.make_tasks import MakeOptions, make_tasks, open_package, order_faults, tabulate
+from rollyard.testing.tasks import CheckOptions, check_task
+
+CALC = '''"""Small sums."""
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    WIDTH = 1 + 2
+
+
+def clip(value: int, low: int, high: int) -> int:
+    """The nearest value in a range."""
+    if value < low:
+        return low
+    return min(value, high)
+
+
+def unseen(number):
+    return number - 7
+'''
+TESTS = """import calc
+
+
+def test_below():
+    assert calc.clip(-5, 0, 9) == 0
+
+
+def test_above():
+    assert calc.clip(50, 0, 9) == 9
+
+
+def test_of_another_machine():
+    assert False, "never passes"
+"""
+
+
+def changes(source, kind):
+    found = [fault for fault in find_mutations("calc.py", source, [kind]) if fault.is_sound()]
+    return [fault.faulty for fault in found]
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "faulty"),
+    [
+        ("comparison", "x = (a) < (b)\n", "x = (a) <= (b)\n"),
+        ("comparison", "x = a not in b  # why\n", "x = a in b  # why\n"),
+        ("boolean", "x = a and b\n", "x = a or b\n"),
+        ("boolean", "x = not a\n", "x = (a)\n"),
+        ("boolean", "f(é=True)\n", "f(é=False)\n"),
+        ("arithmetic", "x = a * (b + 'c')\n", "x = a + (b + 'c')\n"),
+        ("arithmetic", "x += 1\n", "x -= 1\n"),
+        ("off-by-one", "x = y[0]\n", "x = y[1]\n"),
+        ("removed-branch", "x = 1\nif a:\n    x = 2\ny = 3\n", "x = 1\ny = 3\n"),
+        ("removed-branch", "if a:\n    x = 2\nelse:\n    x = 3\n", "if a:\n    x = 2\n"),
+        (
+            "removed-body",
+            'def f():\n    "says"\n    a()\n    b()\n',
+            'def f():\n    "says"\n    raise NotImplementedError\n',
+        ),
+        ("swapped-arguments", "f(a, b, c=1)\n", "f(b, a, c=1)\n"),
+        ("removed-statement", "if a:\n    f(1)\n", "if a:\n    pass\n"),
+        ("lost-result", "def f():\n    return 1, 2\n", "def f():\n    return None\n"),
+        ("loop", "for a in b:\n    break\n", "for a in b:\n    continue\n"),
+    ],
+)
+def test_each_kind_changes_one_place_and_nothing_else(kind, source, faulty):
+    assert changes(source, kind)[0] == faulty
+
+
+def test_what_changes_nothing_is_left_alone():
+    quiet = 'def f(a: "int" = None, *, b: list[1] | None) -> dict[0]:\n    """1 < 2"""\n    return f"{1 + 2}"\n'
+    assert [kind for kind in KINDS if kind != "lost-result" and changes(quiet, kind)] == []
+    assert not any("WIDTH = 1 - 2" in faulty for kind in KINDS for faulty in changes(CALC, kind))
+
+
+def test_the_patch_takes_the_fault_out(tmp_path):
+    for source in (CALC, CALC.rstrip("\n"), "x = 1\x0c\ny = '\u2028' < z\n"):
+        fault = next(find_mutations("calc.py", source, ["comparison"]))
+        (tmp_path / "calc.py").write_text(fault.faulty)
+        done = subprocess.run(
+            ["patch", "-p1"], input=fault.repair.encode(), cwd=tmp_path, capture_output=True, check=False
+        )
+        assert done.returncode == 0, done.stdout
+        assert (tmp_path / "calc.py").read_text() == source
+
+
+@pytest.fixture
+def sdist(tmp_path):
+    root = tmp_path / "calc-1.0"
+    files = {
+        "calc.py": CALC,
+        "setup.py": "1 < 2\n",
+        "tests/test_calc.py": TESTS,
+        "tests/data/answer.txt": "0 9\n",
+        "dist/calc-0.9.tar.gz": "x",
+        "calc.py.patch": "-  1\n",
+        "__pycache__/calc.cpython-311.pyc": "x",
+        ".git/HEAD": "x",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    archive = tmp_path / "calc-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as members:
+        members.add(root, "calc-1.0")
+    return archive
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "cache"))
+
+
+def test_an_agent_gets_the_source_and_no_copy_of_it(sdist):
+    package = open_package(str(sdist))
+    assert (package.name, package.sources, package.roots) == ("calc-1.0", ("calc.py",), ("",))
+    assert sorted(package.visible) == ["calc.py", "setup.py"]
+    assert sorted(package.tests) == ["tests/data/answer.txt", "tests/test_calc.py"]
+
+
+def test_a_seed_is_an_order(sdist):
+    package = open_package(str(sdist))
+
+    def order(**options):
+        return [fault.name for _, fault in order_faults(package, MakeOptions(**options))]
+
+    assert order(seed=1) == order(seed=1) != order(seed=2)
+    assert sorted(order(seed=1)) == sorted(order(seed=2))
+    first = [fault.function for _, fault in order_faults(package, MakeOptions(seed=1))][:2]
+    assert set(first) == {"clip", "unseen"}
+    with pytest.raises(UnknownName, match="typo"):
+        order(kinds=("typo",))
+
+
+@pytest.mark.anyio
+async def test_only_faults_that_are_proved_are_kept(sdist, backend, tmp_path):
+    out = tmp_path / "tasks"
+    options = MakeOptions(count=1, kinds=("removed-branch", "arithmetic"), repeats=1)
+    made = await make_tasks(str(sdist), out, backend, options)
+    (name,) = made.made
+    assert [path.name for path in out.iterdir()] == [name]
+    assert (made.tests, made.left_out) == (2, ("tests/test_calc.py::test_of_another_machine",))
+    assert {fault.kind: fault.reason for fault in made.tried} == {
+        "removed-branch": None,
+        "arithmetic": "no test finds it",
+    }
+    assert [row["left out because"] for row in tabulate(made)] in (
+        ["", "no test finds it (1)"],
+        ["no test finds it (1)", ""],
+    )
+    given = {
+        path.relative_to(out / name / "environment/package").as_posix()
+        for path in (out / name).rglob("environment/package/*")
+    }
+    assert given == {"calc.py", "setup.py"}
+    assert "if value < low" not in (out / name / "environment/package/calc.py").read_text()
+    said = (out / name / "instruction.md").read_text()
+    assert "tests/test_calc.py::test_below" in said
+    assert "another_machine" not in said
+    check = await check_task(load_folder(out / name), backend, CheckOptions(repeats=1), Provision.of(backend))
+    assert [(proof.agent, proof.rewards) for proof in check.proofs] == [("nop", (0.0,)), ("oracle", (1.0,))]
+    assert [finding.message for finding in check.findings if finding.where == "leak"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_the_same_seed_makes_the_same_tasks(sdist, backend, tmp_path):
+    kinds = ("removed-branch", "comparison", "swapped-arguments", "lost-result")
+    digests = []
+    for parallel in (1, 3):
+        out = tmp_path / f"tasks-{parallel}"
+        options = MakeOptions(count=2, kinds=kinds, repeats=1, parallel=parallel, seed=5)
+        made = await make_tasks(str(sdist), out, backend, options)
+        digests.append([load_folder(out / name).digest for name in made.made])
+        assert sorted(path.name for path in out.iterdir()) == sorted(made.made)
+    assert len(digests[0]) == 2
+    assert digests[0] == digests[1]
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_a_fault_whose_answer_lies_about_is_left_out(backend, tmp_path):
+    package = tmp_path / "calc"
+    (package / "tests").mkdir(parents=True)
+    (package / "calc.py").write_text(CALC)
+    (package / "NOTES").write_text(CALC)
+    (package / "tests/test_calc.py").write_text(TESTS)
+    made = await make_tasks(
+        str(package), tmp_path / "tasks", backend, MakeOptions(count=1, kinds=("removed-branch",), repeats=1)
+    )
+    assert [fault.reason.partition(" /app")[0] for fault in made.tried] == ["leak: the agent can read its answer:"]
+    assert list((tmp_path / "tasks").iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.anyio
+async def test_a_fault_that_never_ends_is_left_out(backend, tmp_path):
+    package = tmp_path / "count"
+    (package / "tests").mkdir(parents=True)
+    (package / "count.py").write_text("def down(n):\n    while n:\n        n -= 1\n    return n\n")
+    (package / "tests/test_count.py").write_text("import count\n\ndef test_down():\n    assert count.down(3) == 0\n")
+    options = MakeOptions(count=1, kinds=("arithmetic",), repeats=1)
+    made = await make_tasks(str(package), tmp_path / "tasks", backend, options)
+    assert [fault.reason for fault in made.tried] == ["its tests do not end"]
+
+
+def test_mistakes_are_told_before_anything_runs(sdist, tmp_path):
+    def run(*words):
+        return CliRunner().invoke(app, ["make-tasks", *map(str, words)], prog_name="rollyard")
+
+    (tmp_path / "full" / "x").mkdir(parents=True)
+    assert "is not empty" in str(run(sdist, "--out", tmp_path / "full").exception)
+    assert "one version exactly" in str(run(sdist, "--out", tmp_path / "new", "--with", "attrs").exception)
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "bare").mkdir()
+    (tmp_path / "bare" / "calc.py").write_text(CALC)
+    with pytest.raises(ConfigError, match="no tests in it"):
+        read_package(tmp_path / "bare", "bare")
