@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -97,7 +97,7 @@ def _read(verdict: Verdict) -> SuiteRun:
 @asynccontextmanager
 async def open_suite(
     package: PackageSource, options: SuiteOptions, backend: Backend, provision: Provision
-) -> AsyncIterator[PackageSuite]:
+) -> AsyncGenerator[PackageSuite]:
     if not backend.capabilities.layers:
         raise ConfigError(
             f"backend {backend.name!r} mounts no layers, which the tests' tools are", hint="--sandbox local"
@@ -124,7 +124,7 @@ def _lay_out(folder: Path, package: PackageSource) -> None:
 async def find_stable(suite: PackageSuite, repeats: int) -> StableSuite:
     """The tests that pass without a fault, every time. Each round leaves out what failed in the last one."""
     left_out: dict[str, str] = {}
-    options, passed = suite.options, 0
+    options, passed, found = suite.options, 0, SuiteRun(tests=0, failing={})
     for _ in range(repeats + _ROUNDS):
         found = await suite.run(options)
         if found.problem is None and not found.failing:
@@ -141,7 +141,7 @@ async def find_stable(suite: PackageSuite, repeats: int) -> StableSuite:
         if len(left_out) > _MOST_LEFT_OUT:
             break
     if passed < repeats or not found.tests:
-        name, error = next(iter(left_out.items()), ("", found.problem or "no test is left"))
+        name, error = next(iter(left_out.items()), ("none", found.problem or "no test is left"))
         raise ConfigError(
             f"{suite.package.name}: too few of its tests pass without a fault; the first, {name}: {error}",
             hint="--with NAME==VERSION installs what it needs beside pytest",
