@@ -1,5 +1,5 @@
 """`rollyard.train.verifiers` under a name without dots, which is what verifiers' configurations take:
-`eval rollyard-verifiers --env.taskset.source tasks/`."""
+`vf-eval rollyard-verifiers --env.taskset.source tasks/`."""
 
 from rollyard.train.verifiers import load_environment
 from rollyard.train.verifiers_env import VerifiersEnv, VerifiersHarness, VerifiersTaskset

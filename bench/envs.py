@@ -3,7 +3,8 @@
 Two servers (ours and OpenEnv's, the latter from PyPI in a venv of its own under $ROLLYARD_CACHE) serve the same environment: it
 says back what it is told, as a step and as a tool. Two clients (ours and theirs) drive each of them over WebSocket, several
 sessions at once, each waiting for its answer before the next step. CPU is that of the server's and of the client's process
-per step. `bare TCP` sends the same bytes back and forth between two processes that read nothing: no step can cost less. Windows
+per step. `bare TCP` sends the same bytes back and forth between two processes that read nothing: no step can cost less. An echo
+of the `websockets` library, as its documentation writes one, is the same with frames and no JSON, session or deadline. Windows
 are interleaved and repeated, and the ratios are of medians in this run: figures of different runs do not compare.
 """
 
@@ -158,6 +159,36 @@ class Bare(asyncio.Protocol):
     "step": "env.step()",
     "good": "len(result) == 90",
 }
+WEBSOCKET_SERVER = """
+import asyncio, sys, uvloop
+from websockets.asyncio.server import serve
+async def echo(socket):
+    async for text in socket:
+        await socket.send(text)
+async def main():
+    async with serve(echo, "127.0.0.1", int(sys.argv[1]), compression=None) as server:
+        await server.serve_forever()
+uvloop.run(main())
+"""
+WEBSOCKET = {
+    "imports": """
+from websockets.asyncio.client import connect
+class Bare:
+    async def __aenter__(self):
+        self.socket = await connect(url.replace("http", "ws"), compression=None)
+        return self
+    async def __aexit__(self, *error):
+        await self.socket.close()
+    async def reset(self):
+        pass
+    async def step(self):
+        await self.socket.send("x" * 90)
+        return await self.socket.recv()
+""",
+    "connect": "Bare()",
+    "step": "env.step()",
+    "good": "len(result) == 90",
+}
 IMPORTS = {
     "asyncio and json": "import asyncio, json",
     "ours": "import rollyard.envs.client",
@@ -231,13 +262,14 @@ def serve(command: list[str], port: int) -> subprocess.Popen[bytes]:
 
 def measure(asked: argparse.Namespace) -> list[Pair]:
     their_python = str(peers.venv("openenv"))
-    ours, theirs, tools, bare = (free_port() for _ in range(4))
+    ours, theirs, tools, bare, echo = (free_port() for _ in range(5))
     tool = str(Path(sys.executable).with_name("rollyard"))
     servers = [
         serve([tool, "serve", "env", f"{ECHO}:EchoEnv", "--port", str(ours), "--capacity", "512"], ours),
         serve([their_python, "-c", THEIR_SERVER, str(theirs), "step"], theirs),
         serve([their_python, "-c", THEIR_SERVER, str(tools), "tool"], tools),
         subprocess.Popen([sys.executable, "-c", BARE_SERVER, str(bare)]),
+        subprocess.Popen([sys.executable, "-c", WEBSOCKET_SERVER, str(echo)]),
     ]
     time.sleep(2)
 
@@ -256,6 +288,7 @@ def measure(asked: argparse.Namespace) -> list[Pair]:
             pair("a tool: ours, ours", sys.executable, OURS | OUR_TOOL, ours, 0, asked.steps),
             pair("a tool: theirs, theirs", their_python, THEIRS | THEIR_TOOL, tools, 2, few),
             pair("bare TCP", sys.executable, BARE, bare, 3, asked.steps),
+            pair("an echo of `websockets`", sys.executable, WEBSOCKET, echo, 4, asked.steps),
         ]
         for _ in range(asked.rounds):
             for one in pairs:
@@ -282,7 +315,8 @@ def report(pairs: list[Pair], imports: dict[str, tuple[float, float, int]]) -> d
     floor = pairs[6].cpu_ms
     above = (pairs[1].cpu_ms - floor) / (pairs[0].cpu_ms - floor)
     print(
-        f"\nabove bare TCP, theirs / ours: {above:.1f}; a step at the cost of bare TCP: {pairs[1].cpu_ms / floor:.1f}"
+        f"\nabove bare TCP, theirs / ours: {above:.1f}; theirs / bare TCP: {pairs[1].cpu_ms / floor:.1f} (the most there is); "
+        f"theirs / an echo of `websockets` that reads nothing: {pairs[1].cpu_ms / pairs[7].cpu_ms:.1f}"
     )
     return {
         BUDGETS[0][0]: pairs[1].cpu_ms / pairs[0].cpu_ms,

@@ -155,5 +155,8 @@ def main() -> None:
         if for_a_program:
             _print_error(type(error).__name__, error.message, error.hint)
         else:
-            typer.echo(fit_terminal(f"rollyard: {error}"), err=True)
+            from rollyard.runs.display.paint import RED, paint
+
+            told = fit_terminal(f"rollyard: {error}")
+            typer.echo(told.replace("rollyard:", paint("rollyard:", RED, sys.stderr), 1), err=True)
         sys.exit(USAGE if isinstance(error, ConfigError) else INFRASTRUCTURE)

@@ -38,12 +38,21 @@ class Env:
     """Subclass it and write `reset` and `step`. `action` and `observation` are the types that clients are told about; an
     action is converted to its type before `step` sees it. `splits` are the tasks that clients may look through, by name;
     one of them is chosen by `options={"split": NAME, "index": N}` of `reset`. A step that takes long may say
-    `await self.report_progress(done, total, message)`."""
+    `await self.report_progress(done, total, message)`. `max_sessions` is how many may live in one server, whatever its
+    capacity; `schemas` stand before those of the types."""
 
     action: ClassVar[Any] = dict[str, Any]
     observation: ClassVar[Any] = dict[str, Any]
     splits: ClassVar[Mapping[str, Sequence[Any]]] = {}
+    max_sessions: ClassVar[int | None] = None
+    schemas: ClassVar[Mapping[str, Any]] = {}
+    counts_itself: ClassVar[bool] = False
+    """Written for OpenEnv: `reset` gets `episode_id` among its options, `state` has an id and a count of its own, and a tool
+    call that comes as an action is a step."""
     report_progress: Progress = staticmethod(unheard)
+
+    async def prepare(self) -> None:
+        """Called once and first; whatever takes long when an environment is made goes here. `close` follows a failure."""
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
         """Begin an episode; the reward of this result is None."""

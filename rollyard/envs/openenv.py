@@ -108,8 +108,9 @@ async def reset(session: EnvSession, given: Mapping[str, Any]) -> dict[str, Any]
 
 
 async def step(session: EnvSession, action: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool call is a step there."""
-    if action.get("type") not in ("list_tools", "call_tool") or not session.toolset.tools:
+    """A tool call is a step there. An environment of theirs takes it as one, with the reward it gives for it."""
+    called = action.get("type") in ("list_tools", "call_tool") and session.toolset.tools
+    if not called or session.steps_tools:
         return to_observation(await session.do("step", {"action": dict(action)}))
     await session.do("state", {})  # production has no steps of any kind
     if action["type"] == "list_tools":

@@ -7,6 +7,8 @@
 
     Echo = adopt(EchoEnvironment, CallToolAction)    # rollyard serve env my_env.py:Echo
 
+A server of its author's own changes one import: `create_app` takes what OpenEnv's takes and gives our server.
+
 Its blocking methods run in one thread of the session's own, as OpenEnv's server runs them; what it writes as async is awaited.
 Tools of an `MCPEnvironment` are its tools here, over real MCP too. The package is imported when an environment is made.
 """
@@ -17,6 +19,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -34,38 +37,68 @@ from rollyard.tools.tool import Tool
 TOOL_S = 600.0
 
 
-def adopt(make: Callable[[], Any], action: type[Any]) -> type[Env]:
-    """`make` gives an OpenEnv `Environment` (its class does); `action` is its action's pydantic class."""
+def adopt(
+    make: Callable[[], Any],
+    action: type[Any],
+    observation: type[Any] | None = None,
+    *,
+    max_sessions: int | None = None,
+) -> type[Env]:
+    """`make` gives an OpenEnv `Environment` (its class does); `action` and `observation` are its pydantic classes. As in OpenEnv
+    one session lives at a time, or `max_sessions`, unless the class says `SUPPORTS_CONCURRENT_SESSIONS`."""
     if not callable(make):
         raise ConfigError("adopt takes an environment's class, or a function that makes one", hint="not an instance")
+    kind = make.func if isinstance(make, partial) else make
+    several = getattr(kind, "SUPPORTS_CONCURRENT_SESSIONS", False)
+    if isinstance(kind, type) and not several and max_sessions is not None and max_sessions > 1:
+        raise ConfigError(
+            f"{kind.__name__} is for one session at a time, not {max_sessions}",
+            hint="SUPPORTS_CONCURRENT_SESSIONS = True in the class, where that is true",
+        )
+    shapes = {"action": action} | ({} if observation is None else {"observation": observation})
 
     class Adopted(AdoptedEnv):
-        def __init__(self) -> None:
-            super().__init__(make(), action)
+        schemas = {name: shape.model_json_schema() for name, shape in shapes.items()}
 
-    Adopted.__name__ = Adopted.__qualname__ = getattr(make, "__name__", "Adopted")
-    Adopted.__doc__ = inspect.getdoc(make)
+        def __init__(self) -> None:
+            super().__init__(make, action)
+
+    Adopted.max_sessions = max_sessions if max_sessions is not None or several else 1
+    Adopted.__name__ = Adopted.__qualname__ = getattr(kind, "__name__", "Adopted")
+    Adopted.__doc__ = inspect.getdoc(kind)
     return Adopted
 
 
 class AdoptedEnv(Env):
-    def __init__(self, env: Any, action: type[Any]) -> None:
-        self._env, self._action = env, action
+    """It is made in the thread that its methods run in: what it opens there may belong to that thread."""
+
+    counts_itself = True
+
+    def __init__(self, make: Callable[[], Any], action: type[Any]) -> None:
+        self._make, self._action = make, action
+        self._env: Any = None
+        self._tools: Sequence[Tool] = ()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="openenv")
-        types = _openenv("mcp_types")
-        self._list_action, self._call_action = types.ListToolsAction, types.CallToolAction
-        self._has_tools = isinstance(env, _openenv("mcp_environment").MCPEnvironment)
+        self._call_action = _openenv("mcp_types").CallToolAction
+
+    async def prepare(self) -> None:
+        await self._in_thread(self._begin)
+
+    def _begin(self) -> None:
+        self._env = self._make()
+        if isinstance(self._env, _openenv("mcp_environment").MCPEnvironment):
+            listed = self._env.step(_openenv("mcp_types").ListToolsAction())
+            self._tools = [bridge(_spec(tool), self._call, timeout_s=TOOL_S, as_value=True) for tool in listed.tools]
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
         given = {**(options or {})} | ({} if seed is None else {"seed": seed})
-        accepted = _accepted(self._env.reset, given)
-        return _result(await self._run("reset", **accepted))
+        return _result(await self._run("reset", **_accepted(self._env.reset, given)))
 
     async def step(self, action: Any) -> StepResult:
         from pydantic import ValidationError
 
         try:
-            typed = self._action(**action)
+            typed = _openenv("serialization").deserialize_action(action, self._action)
         except ValidationError as error:
             said = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
             raise EnvRefused("VALIDATION_ERROR", f"action: {said}") from error
@@ -73,13 +106,11 @@ class AdoptedEnv(Env):
 
     @property
     def state(self) -> Mapping[str, Any]:
-        return self._thread.submit(lambda: self._env.state.model_dump(mode="json")).result()
+        own: dict[str, Any] = self._thread.submit(lambda: self._env.state.model_dump(mode="json")).result()
+        return {name: value for name, value in own.items() if name != "episode_id" or value is not None}
 
     def tools(self) -> Sequence[Tool]:
-        if not self._has_tools:
-            return ()
-        listed = self._thread.submit(lambda: self._env.step(self._list_action())).result()
-        return [bridge(_spec(tool), self._call, timeout_s=TOOL_S, as_value=True) for tool in listed.tools]
+        return self._tools
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
         seen = await self._run("step", self._call_action(tool_name=name, arguments=dict(arguments)))
@@ -95,7 +126,9 @@ class AdoptedEnv(Env):
 
     async def close(self) -> None:
         try:
-            await self._in_thread(self._env.close)
+            await self._in_thread(
+                lambda: self._env is None or self._env.close()
+            )  # after what makes it, also when cut short
         finally:
             self._thread.shutdown(wait=False)
 
@@ -124,9 +157,9 @@ def _accepted(reset: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, 
     if any(one.kind is one.VAR_KEYWORD for one in parameters):
         return dict(given)
     known = {one.name for one in parameters}
-    if unknown := sorted(set(given) - known):
+    if unknown := sorted(set(given) - known - {"episode_id"}):  # that one the session keeps in any case
         raise EnvRefused("VALIDATION_ERROR", f"reset of this environment takes no {', '.join(unknown)}")
-    return dict(given)
+    return {name: value for name, value in given.items() if name in known}
 
 
 def _result(seen: Any) -> StepResult:

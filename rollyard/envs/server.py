@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -66,9 +67,11 @@ class EnvServer:
             raise ConfigError("the server's key is empty")
         self._key = key
         self._production = production
+        limits = limits or EnvLimits()
+        most: int | None = getattr(make, "max_sessions", None)
         self._sessions = Sessions(
             make,
-            limits or EnvLimits(),
+            limits if most is None else replace(limits, capacity=min(most, limits.capacity)),
             name=self.name,
             gym=not production,
             journal=SessionJournal(keep) if keep is not None else None,
@@ -175,11 +178,8 @@ class EnvServer:
 
     async def _schema(self, request: Request) -> Any:
         action, observation = (getattr(self.kind, n, dict[str, Any]) for n in ("action", "observation"))
-        return {
-            "action": msgspec.json.schema(action),
-            "observation": msgspec.json.schema(observation),
-            "state": STATE,
-        }
+        made = {"action": msgspec.json.schema(action), "observation": msgspec.json.schema(observation), "state": STATE}
+        return made | dict(getattr(self.kind, "schemas", {}))
 
     async def _openapi(self, request: Request) -> Any:
         keyed = self._key is not None

@@ -29,7 +29,7 @@ from rollyard.tools.tool import ToolContext
 from rollyard.tools.toolset import Toolset
 
 _REMEMBERED = 64  # requests whose answer is given again when they are resent
-_CLOSE_S = 10.0
+CLOSE_S = 10.0
 GYM = frozenset(("reset", "step", "state"))
 MOVES = GYM | {"tools", "call"}
 Heard = Callable[[str | None, float, float | None, str | None], None]
@@ -95,6 +95,11 @@ class EnvSession:
             answer: asyncio.Future[EnvResult] = asyncio.get_running_loop().create_future()
             answer.set_result(EnvResult.again(kept))
             self._answered[request_id] = answer
+
+    @property
+    def steps_tools(self) -> bool:
+        """Whether a tool call that comes as an action is a step of the environment's own."""
+        return self._env.counts_itself
 
     @property
     def live(self) -> bool:
@@ -169,7 +174,7 @@ class EnvSession:
         if self._watch.journal is not None and not leave:
             self._watch.journal.drop(self.id)
         try:
-            async with asyncio.timeout(_CLOSE_S):
+            async with asyncio.timeout(CLOSE_S):
                 if self._moves:
                     await asyncio.wait(set(self._moves))
                 await self._env.close()
@@ -263,7 +268,8 @@ class EnvSession:
             return await self._reset_env(given)
         if move == "state":
             own = msgspec.to_builtins(dict(self._env.state), str_keys=True)
-            return own | {"episode_id": self._episode_id, "step_count": self._steps}
+            counted = {"episode_id": self._episode_id, "step_count": self._steps}
+            return counted | own if self._env.counts_itself else own | counted
         if move == "tools":
             return [
                 {"name": t.name, "description": t.description, "input_schema": msgspec.to_builtins(dict(t.schema))}
@@ -279,6 +285,8 @@ class EnvSession:
             raise EnvRefused("VALIDATION_ERROR", "options must be an object")
         if episode is not None and (not isinstance(episode, str) or len(episode) > 255):
             raise EnvRefused("VALIDATION_ERROR", "episode_id must be a string of at most 255 characters")
+        if self._env.counts_itself and episode is not None:
+            options = {**options, "episode_id": episode}
         result = await self._env.reset(seed=seed, options=options)
         self._episode_id, self._steps, self._broken = episode or new_id("ep"), 0, False
         return plain(result)

@@ -20,7 +20,7 @@ from rollyard.envs.env import Env
 from rollyard.envs.journal import JournalRecord, SessionJournal
 from rollyard.envs.metrics import EnvCounters
 from rollyard.envs.results import EnvRefused
-from rollyard.envs.session import EnvSession, SessionObserver, SessionTerms, digest
+from rollyard.envs.session import CLOSE_S, EnvSession, SessionObserver, SessionTerms, digest
 from rollyard.envs.telemetry import Telemetry
 
 
@@ -64,6 +64,7 @@ class Sessions:
         self._slots = asyncio.Semaphore(limits.capacity)
         self._restoring = asyncio.Lock()
         self._reaper: asyncio.Task[None] | None = None
+        self._abandoned: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
         if self._journal is not None:
@@ -76,7 +77,7 @@ class Sessions:
     ) -> None:
         if self._reaper is not None:
             self._reaper.cancel()
-        await asyncio.gather(*(self.close(s, leave=True) for s in list(self._by_id.values())))
+        await asyncio.gather(*(self.close(s, leave=True) for s in list(self._by_id.values())), *self._abandoned)
 
     @property
     def active(self) -> list[EnvSession]:
@@ -137,12 +138,18 @@ class Sessions:
 
     async def _begin(self, terms: SessionTerms, queue_s: float, left: JournalRecord | None = None) -> EnvSession:
         await self._slot(queue_s)
+        env: Env | None = None
         try:
-            session = EnvSession(self._make(), terms, self._watch, left=left, clock=self._clock)
+            env = self._make()
+            async with asyncio.timeout(terms.deadline_s):
+                await env.prepare()
+            session = EnvSession(env, terms, self._watch, left=left, clock=self._clock)
             if left is not None:
                 await session.restore(left.saved)
         except BaseException as error:  # cancelled or the author's bug: the slot is free again either way
             self._slots.release()
+            if env is not None:
+                self._abandon(env)
             if not isinstance(error, Exception):
                 raise
             incident = new_id("err")
@@ -152,6 +159,20 @@ class Sessions:
         self._by_agent[session.agent_hash] = session
         self._change("opened" if left is None else "restored", session)
         return session
+
+    def _abandon(self, env: Env) -> None:
+        """Close one that became no session, without keeping anybody waiting."""
+
+        async def close() -> None:
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await env.close()
+            except Exception as error:  # noqa: BLE001 - author's code
+                self.telemetry.fail("env.session.closed", error)
+
+        task = asyncio.get_running_loop().create_task(close())
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
 
     async def _restore(self, record: JournalRecord) -> EnvSession:
         terms = SessionTerms(lease_s=record.lease_s, deadline_s=record.deadline_s, gym=self.gym)

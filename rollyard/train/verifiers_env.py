@@ -6,8 +6,8 @@ servers, so that prime-rl trains on it as on any other.
 
 The rollout is ours: the agent's sandbox, its setup, its verifier. The model's side is theirs: the agent's calls pass through the
 gate unread to verifiers' interception server, whose `Trace` gets every message, id and logprob. `rollyard_verifiers` is this
-module under a name that verifiers' command line finds: `eval rollyard-verifiers --env.taskset.source tasks/` runs opencode on a
-folder of Harbor tasks. This module imports verifiers; nothing else here does.
+module under a name that verifiers' command line finds: `vf-eval rollyard-verifiers --env.taskset.source tasks/` runs opencode
+on a folder of Harbor tasks. This module imports verifiers; nothing else here does.
 """
 
 from __future__ import annotations

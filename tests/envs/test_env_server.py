@@ -319,6 +319,44 @@ async def test_an_openenv_client_at_capacity_is_told_and_sent_away():
             assert second.close_code == 1000
 
 
+class Own(Counter):
+    """Counts for itself, as environments of OpenEnv's do, and is for one session at a time."""
+
+    counts_itself, max_sessions, made = True, 1, []
+
+    async def prepare(self):
+        self.made.append("prepared")
+        if len(self.made) == 1:
+            raise RuntimeError("not yet")
+
+    async def reset(self, *, seed=None, options=None):
+        self.steps = 40
+        return ry.StepResult(observation={"options": dict(options or {})})
+
+    @property
+    def state(self):
+        return {"step_count": self.steps}
+
+
+async def test_an_environment_may_prepare_itself_count_for_itself_and_be_for_one_session():
+    Own.made.clear()
+    closed = len(Counter.closed)
+    async with served(Own, capacity=8) as url:
+        with pytest.raises(EnvUnavailable, match="could not be made"):
+            async with connect(url, queue_s=0.0):
+                pass
+        await until(lambda: len(Counter.closed) == closed + 1)  # what was half made is closed, and its place is free
+        async with connect(url, queue_s=0.0) as env:
+            with pytest.raises(EnvUnavailable, match="all 1 environments"):
+                async with connect(url, queue_s=0.0):
+                    pass
+            first = await env.reset(episode_id="e1", options={"level": 2})
+            assert first.observation == {"options": {"level": 2, "episode_id": "e1"}}
+            await env.step({"add": 1})
+            assert await env.state() == {"episode_id": "e1", "step_count": 41}
+    assert Own.made == ["prepared", "prepared"]
+
+
 async def test_a_tool_cannot_take_a_verb_of_the_environment():
     class Sly(Counter):
         def tools(self):

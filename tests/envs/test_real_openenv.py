@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rollyard
-from rollyard.core.errors import EnvError
+from rollyard.core.errors import EnvError, EnvUnavailable
 from rollyard.envs import connect
 from tests.envs.conftest import served
 from tests.plane.venvs import interpreter
@@ -246,8 +246,10 @@ class Echo(Environment):
         super().__init__()
         self._state = State(episode_id=None, step_count=0)
     def reset(self, seed=None, episode_id=None):
+        self._state = State(episode_id=episode_id, step_count=10)
         return Heard(message=f"seed {seed}", metadata={"mine": 1})
     def step(self, action, timeout_s=None, **kw):
+        self._state.step_count += 1
         return Heard(message=action.message, reward=True, done=action.message == "end")
     @property
     def state(self):
@@ -263,6 +265,10 @@ class Sums(MCPEnvironment):
         def fail() -> str:
             raise ValueError("no luck")
         super().__init__(server)
+    async def step_async(self, action, timeout_s=None, **kw):
+        seen = await super().step_async(action, timeout_s=timeout_s, **kw)
+        seen.reward = 0.5
+        return seen
     def reset(self, seed=None, episode_id=None, **kw):
         return Observation(metadata=kw)
     def _step_impl(self, action, timeout_s=None, **kw):
@@ -309,7 +315,10 @@ async def adopted(name, port):
 
 async def test_their_environment_runs_behind_our_server(unused_port):
     async with adopted("echo", unused_port) as (_, url), connect(url) as env:
-        first = await env.reset(seed=3)
+        with pytest.raises(EnvUnavailable, match="all 1 environments are in use"):
+            async with connect(url, queue_s=0.0):
+                pass
+        first = await env.reset(seed=3, episode_id="e3")
         assert first.observation == {"message": "seed 3", "metadata": {"mine": 1}}
         second = await env.step({"message": "end"})
         assert (second.observation["message"], second.reward, second.terminated) == ("end", 1.0, True)
@@ -317,7 +326,10 @@ async def test_their_environment_runs_behind_our_server(unused_port):
             await env.step({})
         with pytest.raises(EnvError, match="takes no colour"):
             await env.reset(options={"colour": 1})
-        assert (await env.state())["step_count"] == 1
+        state = await env.state()
+        assert (state["step_count"], state["episode_id"]) == (11, "e3"), "its own"
+        await env.reset()
+        assert (await env.state())["episode_id"], "the session's, where it has none"
 
 
 async def test_their_typed_client_raises_what_a_tool_of_theirs_raised_behind_our_server(unused_port):
@@ -328,6 +340,10 @@ async def test_their_typed_client_raises_what_a_tool_of_theirs_raised_behind_our
         out, _ = await asyncio.wait_for(program.communicate(), 180)
         async with connect(url) as env:
             assert await env.call("add", {"a": 1, "b": 2}) == 3
+            stepped = await env.step({"type": "call_tool", "tool_name": "add", "arguments": {"a": 1, "b": 2}})
+            assert (stepped.reward, stepped.observation["result"]["data"]) == (0.5, 3), (
+                "a step of its own, with its reward"
+            )
     told = json.loads(out)
     assert told.pop("fail").endswith("no luck") and "no tool named 'nothing'" in told.pop("nothing")
     assert told == {"tools": ["add", "fail"], "add": 42}

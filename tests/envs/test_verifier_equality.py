@@ -13,6 +13,7 @@ import json
 import sqlite3
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -196,5 +197,15 @@ def test_a_count_is_a_number_here_and_an_object_that_equals_none_there(files):
     assert (own.score, sdk_score(done)) == (1.0, 0.0)
 
 
-def test_there_are_thirty_sources_and_more():
+def test_there_are_thirty_sources_and_more_and_the_page_counts_them():
+    counted = (
+        f"{len(SOURCES)} sources the same, {len(MEANT)} differ on purpose, {len(MORE)} run here alone, 1 other number"
+    )
+    print(counted)
     assert len(SOURCES) >= 30
+    page = (Path(__file__).parents[2] / "docs" / "remote-environments.md").read_text().replace("\n", " ")
+    words = {4: "four", 5: "five", 6: "Six", 7: "Seven"}
+    assert f"runs {len(SOURCES)} sources of every kind" in page, counted
+    assert (
+        f"{words[len(MEANT)]} more differ on purpose" in page and f"{words[len(MORE)]} run here and not there" in page
+    ), counted

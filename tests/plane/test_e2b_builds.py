@@ -58,6 +58,7 @@ async def start(client, build, **asked):
         return answer.status
 
 
+@pytest.mark.slow
 async def test_a_templates_steps_reach_the_hosts_of_the_operator_and_all_they_print_is_kept(tmp_path):
     async def serve(reader, writer):
         await reader.readuntil(b"\r\n\r\n")

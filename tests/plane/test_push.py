@@ -229,6 +229,7 @@ async def test_a_build_reaches_the_hosts_that_the_operator_names_and_all_that_it
                 assert "b'hello'" in said and "RUN echo at its end" in said
                 failed = await client.envs.build_output("shut", "1", "local")
                 assert "\n20000\n" in failed and "HTTP Error 403" in failed and "at its end" not in failed
+                assert "Dockerfile:3: RUN" in failed and "rollyard-build-" not in failed
                 async with ry.plane.connect(url, others) as bob:
                     with pytest.raises(PlaneForbidden):
                         await bob.envs.build_output("open", "1", "local")

@@ -1,8 +1,10 @@
 import msgspec
 import pytest
 
+from rollyard.core.branch_point import BranchPoint
 from rollyard.core.errors import ConfigError, PolicyError
 from rollyard.core.message import Message, Text, ToolResult, tools_digest
+from rollyard.policy.prefix import open_prefix
 from rollyard.policy.replay_policy import replay
 from rollyard.policy.scripted_policy import scripted
 from rollyard.trajectory.trajectory import Trajectory
@@ -69,11 +71,21 @@ async def test_a_recording_without_answers_is_refused():
         replay(Trajectory("empty"))
 
 
+async def test_a_call_that_offers_no_tools_is_found_again():
+    """A title, a summary: by a replay, and at the beginning of a branch."""
+    trajectory, asked = Trajectory("r1"), plain_call(user("sum up"))
+    trajectory.add(asked, await scripted([{"text": "short"}])(asked))
+    later = plain_call(user("sum up"), rollout_id="r2")
+    assert (await replay(trajectory)(later)).message.text == "short"
+    prefix = open_prefix(trajectory, BranchPoint("r1", "end"), {})
+    assert prefix.take(later)[1].message.text == "short" and prefix.diverged is None
+
+
 async def test_equal_requests_get_their_recorded_answers_in_order():
     said = iter(["one", "two"])
     policy, trajectory = scripted(lambda call: next(said)), Trajectory("r1")
     for _ in range(2):
-        call = msgspec.structs.replace(plain_call(user("again")), tools_digest=tools_digest(()))
+        call = plain_call(user("again"))
         trajectory.add(call, await policy(call))
     again = replay(trajectory)
     answers = [(await again(plain_call(user("again")))).message.text for _ in range(3)]

@@ -1,5 +1,8 @@
 """List prices by server and model: a file of the user's before ours, one currency in a sum, and kept with the run."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 import rollyard as ry
@@ -34,6 +37,12 @@ def none(tmp_path, monkeypatch):
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     return tmp_path / "config" / "rollyard" / "prices.toml"
+
+
+def test_the_file_that_the_documents_show_is_read(own):
+    page = Path(__file__).parents[2] / "docs" / "evaluation.md"
+    own.write_text(re.search(r'```toml title="prices.toml"\n(.*?)```', page.read_text(), re.S)[1])
+    assert list_prices({"a": ("http://localhost:8001/v1", "small-8b")}) == ({"a": Price(0.1, 0.4, 0.01)}, "EUR")
 
 
 def test_ours_are_by_server_and_model(none):

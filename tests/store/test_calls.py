@@ -6,7 +6,7 @@ import hashlib
 import msgspec
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import text
+from sqlalchemy import Connection, text
 
 from rollyard.core.call import Reply, ids
 from rollyard.core.delta import Delta
@@ -14,6 +14,7 @@ from rollyard.core.errors import ConfigError, SessionClosed
 from rollyard.core.message import Message, Text
 from rollyard.core.protocols import SessionRecord
 from rollyard.store import Store
+from rollyard.store.calls import CommitCall
 from rollyard.testing.call_log import cases, commit_all, conversation
 from rollyard.testing.pytest_adapter import conformance, hold
 from rollyard.testing.suite import run_case
@@ -61,6 +62,35 @@ async def test_a_body_that_two_calls_of_one_group_bring_is_kept_as_the_first_bro
         await asyncio.gather(*(store.commit(record, (), blobs) for record, blobs in zip(records, brought, strict=True)))
         async with asyncio.timeout(30):
             assert [await store.load_blob(digest) for digest in (a, b)] == [b"a" * 100, b"b" * 100]
+
+
+class _Patient:
+    """A write that may wait for an hour."""
+
+    gather_s = 3600.0
+
+    def __init__(self) -> None:
+        self.done = False
+
+    def __call__(self, connection: Connection) -> None:
+        self.done = True
+
+
+async def test_a_write_that_may_wait_is_taken_along_by_one_that_may_not(tmp_path):
+    works = [_Patient() for _ in range(20)]
+    async with Store.open(tmp_path / "runs.db") as store, asyncio.timeout(60):
+        for number, work in enumerate(works):  # each right after another write: that is load, so it waits
+            await store.put_blob(b"before")
+            await asyncio.gather(store.database.write(work), store.put_blob(b"%d" % number))
+    assert all(work.done for work in works)
+
+
+def test_a_call_waits_for_others_a_small_part_of_the_time_that_it_took():
+    record = replace(conversation("r1", 1)[1][0][0].record, received_at=1000.0)
+    took = {0.1: 0.003, 0.5: 0.015, 60.0: 0.02}
+    found = {s: CommitCall(replace(record, finished_at=1000.0 + s), (), {}).gather_s for s in took}
+    assert found == pytest.approx(took, rel=1e-6)
+    assert CommitCall(replace(record, finished_at=None), (), {}).gather_s <= 0.0
 
 
 async def test_places_that_cannot_hold_a_store_are_refused(tmp_path):

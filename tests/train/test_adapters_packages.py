@@ -1,6 +1,7 @@
 """The trainers themselves take what the adapters make, each package in an environment of its own."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -30,28 +31,55 @@ def test_openenv_validates_our_traces_and_drives_our_sessions(part):
     assert foreign("openenv-0.10.0", "openenv==0.10.0")("openenv_side.py", HERE / "golden", part) == "ok"
 
 
-@pytest.mark.agent
-def test_rollyard_and_openenv_install_together_and_run_pi(tmp_path):
-    """One `pip install` of both, with nothing said about versions that they share."""
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=120)
-    python = tmp_path / "venv" / "bin" / "python"
-    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", ROOT, "openenv==0.10.0"]
+def install_together(folder, package):
+    """The interpreter of one `pip install` of both, with nothing said about versions that they share."""
+    subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True, timeout=120)
+    python = folder / "venv" / "bin" / "python"
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", ROOT, package]
     done = subprocess.run(pip, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr[-3000:]
     checked = subprocess.run([python, "-m", "pip", "check"], capture_output=True, text=True, timeout=120)
     assert checked.returncode == 0, checked.stdout
+    return python
+
+
+def run_together(python, folder, script, *words):
+    command = [python, HERE / "foreign" / script, *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=480)
+    said = done.stdout + done.stderr
+    assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["ok"]), said[-3000:]
+
+
+@pytest.mark.agent
+def test_rollyard_and_openenv_install_together_and_run_pi(tmp_path):
+    python = install_together(tmp_path, "openenv==0.10.0")
     for part in ("session", "intercepted", "harness"):
-        command = [python, HERE / "foreign" / "openenv_side.py", HERE / "golden", part, "pi"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=480)
-        assert (done.returncode, done.stdout.strip().splitlines()[-1:]) == (0, ["ok"]), (done.stdout + done.stderr)[
-            -3000:
-        ]
+        run_together(python, tmp_path, "openenv_side.py", HERE / "golden", part, "pi")
 
 
 @pytest.mark.agent
 def test_verifiers_runs_our_rollouts_as_its_environment():
     """X4: a verdict and weighted functions, hooks per rollout, and no zero where nobody judged"""
     assert foreign("verifiers-0.4.0", "verifiers==0.4.0")("verifiers_env.py") == "ok"
+
+
+def harbor_tasks(folder):
+    """Words for `verifiers_agents.py`: a folder with one Harbor task, the script that mends it, and a folder to write to."""
+    shutil.copytree(ROOT / "examples" / "tasks" / "bug-fix", folder / "tasks" / "bug-fix")
+    return folder / "tasks", ROOT / "examples" / "scripts" / "bug-fix.yaml", folder / "out"
+
+
+@pytest.mark.agent
+@pytest.mark.parametrize("agent", ["opencode", "pi"])
+def test_verifiers_runs_real_agents_on_harbor_tasks(agent, tmp_path):
+    run = foreign("verifiers-0.4.0", "verifiers==0.4.0")
+    assert run("verifiers_agents.py", "environment", agent, *harbor_tasks(tmp_path)) == "ok"
+
+
+@pytest.mark.agent
+def test_rollyard_and_verifiers_install_together_and_its_command_runs_opencode(tmp_path):
+    python = install_together(tmp_path, "verifiers==0.4.0")
+    run_together(python, tmp_path, "verifiers_agents.py", "command", "opencode", *harbor_tasks(tmp_path))
 
 
 def test_verifiers_sees_the_branches_we_see():

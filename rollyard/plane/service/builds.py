@@ -131,6 +131,7 @@ class Builds:
                 built = await build(context, engine.backend, images, cache, options)
             except Error as error:  # of its files, or of what they need
                 words = "\n".join(str(part) for part in (error.message, error.hint) if part)
+                words = words.replace(f"{folder}/", "")  # where this server unpacked them is its own business
                 output = await self._keep(owner, [*lines, words])
                 seconds = self._clock() - began
                 return BuildRecord(asked=asked, image=None, log=words[-_TAIL:], output=output, seconds=seconds)

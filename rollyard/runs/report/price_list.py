@@ -29,7 +29,7 @@ class PriceList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def price_lists() -> list[PriceList]:
     """The user's first."""
-    ours = files(__package__).joinpath("prices.toml").read_text()
+    ours = files("rollyard.runs.report").joinpath("prices.toml").read_text()
     own = own_prices()
     return [*([_read(own.read_text(), str(own))] if own.is_file() else []), _read(ours, "prices.toml")]
 
