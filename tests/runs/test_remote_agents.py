@@ -109,8 +109,8 @@ async def test_remote_tasks_are_evaluated_by_the_command_and_shown_on_the_page(s
     )
     out, err = await program.communicate()
     assert program.returncode == 0, err.decode()
-    (cell,) = json.loads(out)["cells"]
-    assert (cell["agent"], cell["rewards"]["mean"]) == ("tool-agent", 1.0), cell
+    (line,) = json.loads(out)["lines"]
+    assert (line["name"], line["scored"], line["reward"]["value"]) == ("tool-agent", 2, 1.0), line
     async with ry.Store.open(tmp_path / "runs.db") as store:
         (run,) = await store.list_runs()
         (first, second) = [rollout async for rollout in store.rollouts(run.id)]

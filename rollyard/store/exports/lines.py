@@ -154,7 +154,7 @@ def sample_line(row: Sample, nodes: Sequence[RowNode] = ()) -> dict[str, Any]:
         "parent_rollout": row.parent_rollout,
         "parent_call": row.parent_call,
         "own_from": row.own_from,
-        "nodes": msgspec.to_builtins(nodes),
+        "nodes": [msgspec.to_builtins(node) for node in nodes],
         "stale_call_ids": list(row.stale_call_ids),
         "routed_experts": None if row.experts is None else row.experts.to_base64(),
     }
