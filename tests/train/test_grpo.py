@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from array import array
 from statistics import fmean
@@ -16,6 +17,7 @@ import rollyard as ry
 from examples.grpo.curves import ends, table
 from examples.grpo.learn import WARM, Learner, token_logprobs
 from examples.grpo.train import train
+from examples.grpo.tree import compare, summarize
 from examples.grpo.world import NAMES, SYSTEM, answered, renderer, task
 from rollyard.core.call import floats
 from rollyard.policy.renderers.bytelevel import END
@@ -163,3 +165,10 @@ async def test_half_a_training_on_real_rollouts_raises_the_reward(seed, tmp_path
     result = await train(seed=seed, steps=30, warm=WARM, prompts=4, parallel=8, out=tmp_path)
     first, last = ends(result)
     assert last - first > 0.15, table([result])
+
+
+@pytest.mark.slow
+async def test_a_tree_has_as_many_attempts_as_a_flat_group_from_fewer_sampled_tokens():
+    found = await compare(0, argparse.Namespace(steps=2, warm=WARM, prompts=2, parallel=4))
+    assert [point["rollouts"] for point in (*found["flat"], *found["tree"])] == [18] * 4
+    assert summarize(found["tree"])[1] > 1.1 * summarize(found["flat"])[1]
