@@ -1,7 +1,9 @@
 """`make-tasks`: faults by rule, what an agent is given of a package, and tasks that are proved before they are kept."""
 
+import io
 import subprocess
 import tarfile
+import zipfile
 
 import pytest
 from typer.testing import CliRunner
@@ -230,3 +232,35 @@ def test_mistakes_are_told_before_anything_runs(sdist, tmp_path):
     (tmp_path / "bare" / "calc.py").write_text(CALC)
     with pytest.raises(ConfigError, match="no tests in it"):
         read_package(tmp_path / "bare", "bare")
+
+
+def test_an_archive_that_ends_too_soon_is_no_source(sdist, tmp_path):
+    cut = tmp_path / "cut-1.tar.gz"
+    cut.write_bytes(sdist.read_bytes()[: sdist.stat().st_size // 2])
+    with pytest.raises(ConfigError, match=r"cut-1.tar.gz: cannot be unpacked: it ends too soon"):
+        open_package(str(cut))
+
+
+@pytest.mark.parametrize("ending", ["tar.gz", "zip"])
+def test_an_archive_that_would_fill_the_disk_is_not_unpacked(tmp_path, ending):
+    """Its members say that they hold more than they could; nothing of them is written to tell."""
+    bomb = tmp_path / f"bomb-1.{ending}"
+    if ending == "zip":
+        with zipfile.ZipFile(bomb, "w") as members:
+            members.writestr("bomb-1/big", b"")
+            members.infolist()[0].file_size = 2**31 - 1
+    else:
+        with tarfile.open(bomb, "w:gz") as members:
+            head = tarfile.TarInfo("bomb-1/big")
+            members.addfile(head, io.BytesIO())
+            head.size = 2**40
+            members.fileobj.write(head.tobuf())
+    with pytest.raises(ConfigError, match="holds more than 100 times its own size"):
+        open_package(str(bomb))
+
+
+def test_what_is_wrong_with_an_archive_names_the_archive(tmp_path):
+    with tarfile.open(tmp_path / "bare-1.tar.gz", "w:gz") as members:
+        members.addfile(tarfile.TarInfo("bare-1/calc.py"), io.BytesIO())
+    with pytest.raises(ConfigError, match=r"^bare-1: no tests in it"):
+        open_package(str(tmp_path / "bare-1.tar.gz"))

@@ -46,12 +46,10 @@ def read_package(folder: Path, name: str) -> PackageSource:
     roots = ("src", "") if any(path.startswith("src/") and path.endswith(".py") for path in visible) else ("",)
     sources = tuple(path for path, data in visible.items() if _is_source(path, data, roots[0]))
     if not any(path.endswith(".py") for path in tests):
-        raise ConfigError(
-            f"{folder}: no tests in it", hint="an sdist without its tests cannot be used; take a checkout"
-        )
+        raise ConfigError(f"{name}: no tests in it", hint="an sdist without its tests cannot be used; take a checkout")
     if not sources:
         raise ConfigError(
-            f"{folder}: no Python package or module in it", hint="name the folder that holds setup.py or src/"
+            f"{name}: no Python package or module in it", hint="name the folder that holds setup.py or src/"
         )
     return PackageSource(name=name, visible=visible, tests=tests, sources=sources, roots=roots)
 
