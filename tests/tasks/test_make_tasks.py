@@ -12,9 +12,11 @@ from rollyard.cli.main import app
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks.harbor.load import load_folder
+from rollyard.tasks.synthesis.bug_task import PYTEST, SuiteOptions
 from rollyard.tasks.synthesis.mutations import KINDS, find_mutations
 from rollyard.tasks.synthesis.package import read_package
 from rollyard.testing.make_tasks import MakeOptions, make_tasks, open_package, order_faults, tabulate
+from rollyard.testing.package_suite import find_stable, open_suite
 from rollyard.testing.tasks import CheckOptions, check_task
 
 CALC = '''"""Small sums."""
@@ -264,3 +266,28 @@ def test_what_is_wrong_with_an_archive_names_the_archive(tmp_path):
         members.addfile(tarfile.TarInfo("bare-1/calc.py"), io.BytesIO())
     with pytest.raises(ConfigError, match=r"^bare-1: no tests in it"):
         open_package(str(tmp_path / "bare-1.tar.gz"))
+
+
+@pytest.mark.parametrize("root", ["", "src/"])
+def test_a_package_that_pytest_itself_needs_is_refused(tmp_path, root):
+    for name, text in {f"{root}iniconfig/__init__.py": CALC, "tests/test_calc.py": TESTS}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match="pytest needs iniconfig itself"):
+        read_package(tmp_path, "iniconfig")
+
+
+@pytest.mark.anyio
+async def test_folders_of_tests_with_one_name_are_told_apart(tmp_path, backend):
+    """As they lie below packages: `calc/tests` and `calc/deep/tests`."""
+    for folder in ("calc", "calc/deep"):
+        (tmp_path / folder / "tests").mkdir(parents=True)
+        for name in ("__init__.py", "tests/__init__.py"):
+            (tmp_path / folder / name).write_text("")
+        (tmp_path / folder / "tests" / f"test_{folder[5:] or 'top'}.py").write_text(
+            "import calc\n\ndef test_it(): pass\n"
+        )
+    package = read_package(tmp_path, "calc")
+    async with open_suite(package, SuiteOptions(layer=f"pip:{PYTEST}"), backend, Provision.of(backend)) as suite:
+        found = await find_stable(suite, 1)
+    assert (found.tests, found.left_out) == (2, ())
