@@ -15,7 +15,15 @@ from rollyard.tasks.harbor.load import load_folder
 from rollyard.tasks.synthesis.bug_task import PYTEST, SuiteOptions
 from rollyard.tasks.synthesis.mutations import KINDS, find_mutations
 from rollyard.tasks.synthesis.package import read_package
-from rollyard.testing.make_tasks import MakeOptions, make_tasks, open_package, order_faults, tabulate
+from rollyard.testing.make_tasks import (
+    MadeTasks,
+    MakeOptions,
+    TriedFault,
+    make_tasks,
+    open_package,
+    order_faults,
+    tabulate,
+)
 from rollyard.testing.package_suite import find_stable, open_suite
 from rollyard.testing.tasks import CheckOptions, check_task
 
@@ -291,3 +299,9 @@ async def test_folders_of_tests_with_one_name_are_told_apart(tmp_path, backend):
     async with open_suite(package, SuiteOptions(layer=f"pip:{PYTEST}"), backend, Provision.of(backend)) as suite:
         found = await find_stable(suite, 1)
     assert (found.tests, found.left_out) == (2, ())
+
+
+def test_a_fault_that_was_one_too_many_says_so():
+    fault = TriedFault(name="a", kind="loop", path="a.py", function="f", failing=1)
+    (row,) = tabulate(MadeTasks(package="p", tests=1, left_out=(), made=(), tried=(fault,)))
+    assert row["left out because"] == "enough were made (1)"
