@@ -28,7 +28,12 @@ from rollyard.core.task import Task, VerifierSpec
 from rollyard.runs.rollout.kept_snapshots import remove_snapshots
 from rollyard.testing.agent.model import FullContext
 
-AGENTS = [name for name in ry.agents.names() if (found := ry.agents.get(name)).calls_model and found.acts_by == "tools"]
+_OTHERS_TOOLS = ("tool-agent",)  # has the tools of MCP servers alone, and no shell to be told what to do in
+AGENTS = [
+    name
+    for name in ry.agents.names()
+    if (found := ry.agents.get(name)).calls_model and found.acts_by == "tools" and name not in _OTHERS_TOOLS
+]
 PLACES = ("call 2", "parallel calls", "call 8", "compaction", "sub-agent")
 NUMBERS = {"call 2": 1, "parallel calls": 2, "call 8": 7}  # of the agent's calls, from 0; elsewhere it is found
 HOWS: tuple[How, ...] = ("resume", "replay")

@@ -44,6 +44,7 @@ OVERLAY = NEW_ROOT.format(mounts="mount -t overlay -o lowerdir=/,upperdir=$t/u,w
 MEMORY = NEW_ROOT.format(
     mounts="mount -t tmpfs -o mode=755 none m; cp -a /bin /sbin /lib /lib64 m/", binds="usr etc opt var home run"
 )
+CGROUP_V2 = "mount -t cgroup2 none /sys/fs/cgroup"
 READ_ONLY = 'mount -t tmpfs none "$PWD"; cd "$PWD"; mount -o remount,bind,ro /'
 CHROOT = "mount --rbind / /"  # the process stays at what lies below, and the kernel takes that for a chroot
 GPU = """
@@ -84,6 +85,7 @@ MACHINES = (
     Machine("ordinary user", USERS, user=True),
     Machine("ordinary user with a range of ids (uidmap)", USERS, before=RANGE, user=True),
     Machine("no cgroups", USERS, before=NO_CGROUPS),
+    Machine("cgroup v2 alone", STRONG, before=CGROUP_V2),
     Machine("namespaces barred, root without capabilities", ("landlock",), barred=True),
     Machine("namespaces barred, ordinary user", ("landlock",), barred=True, user=True),
     Machine(

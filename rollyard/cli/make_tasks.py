@@ -60,7 +60,7 @@ def make_tasks(
             nonlocal kept
             kept = min(n, kept + (fault.reason is None))
             if not json:
-                said = fault.reason or (f"{fault.failing} tests fail" if fault.failing != 1 else "1 test fails")
+                said = fault.reason or ("1 test fails" if fault.failing == 1 else f"{fault.failing} tests fail")
                 typer.echo(f"{kept:4}/{n} {'made' if fault.reason is None else 'no':5} {fault.name}: {said}")
 
         async with open_backend(sandbox) as backend:

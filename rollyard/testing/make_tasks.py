@@ -91,7 +91,7 @@ async def make_tasks(
     async def work() -> None:
         async with open_suite(package, suite, backend, provision) as opened:
             for number, fault in waiting:
-                tried[number] = await _try(fault, opened, stable.limit_s, out, provision, options)
+                tried[number] = await _try(fault, opened, out, provision, options)
                 tell(tried[number])
                 if sum(one.reason is None for one in tried.values()) >= options.count:
                     return
@@ -150,13 +150,13 @@ def order_faults(package: PackageSource, options: MakeOptions) -> list[tuple[int
 
 
 async def _try(
-    fault: Mutation, suite: PackageSuite, limit_s: float, out: Path, provision: Provision, options: MakeOptions
+    fault: Mutation, suite: PackageSuite, out: Path, provision: Provision, options: MakeOptions
 ) -> TriedFault:
     told = TriedFault(name=name_task(suite.package, fault), kind=fault.kind, path=fault.path, function=fault.function)
     reject = partial(msgspec.structs.replace, told)
     if not await anyio.to_thread.run_sync(fault.is_sound):
         return reject(reason="it means the same, or is no Python")
-    found = await suite.run_with(fault, limit_s)
+    found = await suite.run_with(fault)
     if found.problem is not None or not found.failing:
         return reject(reason=found.problem or "no test finds it")
     with scratch("fault") as folder:

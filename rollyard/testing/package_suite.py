@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -34,8 +34,6 @@ _MOST_LEFT_OUT = 200
 _ROUNDS = 5
 _COLUMNS = "1000"  # so that pytest cuts no line of its summary
 _LONGEST_S = 6 * 3600.0
-_SHORTEST_S = 15.0
-_SLOWER = 4.0  # than without a fault, before tests are said not to end: machines are busy at times
 _CLEAR = f"find {WORKDIR} -name __pycache__ -prune -exec rm -rf {{}} + ; rm -rf {LOGS} && mkdir -p {LOGS}"
 
 
@@ -48,13 +46,11 @@ class SuiteRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StableSuite(msgspec.Struct, frozen=True, kw_only=True):
-    """The tests of a suite that pass each time: `arguments` of pytest leave the others out. `limit_s` is what they may take with
-    a fault; one that makes a loop endless is found sooner so."""
+    """The tests of a suite that pass each time: `arguments` of pytest leave the others out."""
 
     tests: int
     left_out: tuple[str, ...]
     arguments: tuple[str, ...]
-    limit_s: float
 
 
 class PackageSuite:
@@ -63,12 +59,11 @@ class PackageSuite:
     def __init__(self, package: PackageSource, options: SuiteOptions, backend: Backend, sandbox: Sandbox) -> None:
         self.package, self.options, self.backend, self._sandbox = package, options, backend, sandbox
 
-    async def run_with(self, fault: Mutation, limit_s: float) -> SuiteRun:
-        """Tests that take longer than `limit_s` are said not to end."""
+    async def run_with(self, fault: Mutation) -> SuiteRun:
         place = f"{WORKDIR}/{fault.path}"
         await self._sandbox.write(place, fault.faulty.encode())
         try:
-            return await self.run(msgspec.structs.replace(self.options, timeout_s=limit_s))
+            return await self.run(self.options)
         finally:
             await self._sandbox.write(place, fault.original.encode())
 
@@ -102,7 +97,7 @@ def _read(verdict: Verdict) -> SuiteRun:
 @asynccontextmanager
 async def open_suite(
     package: PackageSource, options: SuiteOptions, backend: Backend, provision: Provision
-) -> AsyncIterator[PackageSuite]:
+) -> AsyncGenerator[PackageSuite]:
     if not backend.capabilities.layers:
         raise ConfigError(
             f"backend {backend.name!r} mounts no layers, which the tests' tools are", hint="--sandbox local"
@@ -129,11 +124,9 @@ def _lay_out(folder: Path, package: PackageSource) -> None:
 async def find_stable(suite: PackageSuite, repeats: int) -> StableSuite:
     """The tests that pass without a fault, every time. Each round leaves out what failed in the last one."""
     left_out: dict[str, str] = {}
-    options, passed, slowest = suite.options, 0, 0.0
+    options, passed, found = suite.options, 0, SuiteRun(tests=0, failing={})
     for _ in range(repeats + _ROUNDS):
-        start = anyio.current_time()
         found = await suite.run(options)
-        slowest = max(slowest, anyio.current_time() - start)
         if found.problem is None and not found.failing:
             passed += 1
             if passed == repeats:
@@ -148,15 +141,12 @@ async def find_stable(suite: PackageSuite, repeats: int) -> StableSuite:
         if len(left_out) > _MOST_LEFT_OUT:
             break
     if passed < repeats or not found.tests:
-        name, error = next(iter(left_out.items()), ("", found.problem or "no test is left"))
+        name, error = next(iter(left_out.items()), ("none", found.problem or "no test is left"))
         raise ConfigError(
             f"{suite.package.name}: too few of its tests pass without a fault; the first, {name}: {error}",
             hint="--with NAME==VERSION installs what it needs beside pytest",
         )
-    limit_s = min(suite.options.timeout_s, max(_SHORTEST_S, _SLOWER * slowest))
-    return StableSuite(
-        tests=found.tests, left_out=tuple(sorted(left_out)), arguments=options.arguments, limit_s=limit_s
-    )
+    return StableSuite(tests=found.tests, left_out=tuple(sorted(left_out)), arguments=options.arguments)
 
 
 def _leave_out(name: str) -> str:

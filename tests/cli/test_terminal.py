@@ -133,6 +133,12 @@ def test_what_is_read_of_a_run_is_broken_between_words_and_has_no_spelling_of_py
     assert not any(word in shown.screen for word in ("['", "{'", "None", "True")), shown.screen
 
 
+def test_the_demo_is_told_in_lines_that_are_broken_between_words(tmp_path):
+    shown = on_terminal("demo", cwd=tmp_path)
+    assert_readable(shown)
+    assert "completed, reward 1" in shown.screen
+
+
 def test_a_rollout_is_shown_by_its_short_id_without_raw_events(kept):
     folder, run_id = kept
     short = on_terminal("list", run_id, "--store", "a.db", cwd=folder).screen.splitlines()[1].split()[0]

@@ -96,6 +96,16 @@ async def _give(use: MemoryUse) -> MemoryUse:
     return use
 
 
+async def test_agents_of_which_nothing_can_be_read_count_as_the_largest_known():
+    machine = Machine(8000, 0)
+    deciding = MemoryAdmission(machine, cores=1000, clock=machine.clock)
+    for _ in range(30):
+        while len(machine.started) < 100 and await deciding.has_room(len(machine.started)):
+            machine.start()
+        machine.now += 1
+    assert len(machine.started) == 0.9 * 8000 * MB // admission.ASSUMED
+
+
 async def test_a_run_goes_by_the_memory_that_its_backend_measures(tmp_path):
     (tmp_path / "proc").mkdir()
     (tmp_path / "proc" / "meminfo").write_text("MemTotal: 1228800 kB\nMemAvailable: 1228800 kB\n")  # for two of 512 MB

@@ -84,8 +84,3 @@ async def test_without_runsc_or_namespaces_it_is_refused_by_name(backend, tmp_pa
     weak = LocalBackend(root=tmp_path / "weak", level="landlock", isolation="gvisor")
     with pytest.raises(IsolationTooWeak, match="the level here is 'landlock'"):
         weak.open(ry.SandboxSpec())
-
-
-async def test_a_virtual_machine_is_refused_by_name_with_what_to_do(backend):
-    with pytest.raises(IsolationTooWeak, match="'microvm' was asked for.*no virtual machines"):
-        backend.open(ry.SandboxSpec(min_isolation="microvm"))

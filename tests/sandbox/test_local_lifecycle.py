@@ -267,7 +267,8 @@ async def test_a_mount_shows_an_allowed_directory_read_only_unless_asked(backend
         backend.open(ry.SandboxSpec(mounts=(ry.Mount(local_dir="/etc2", remote_dir="/etc"),)))
 
 
-async def test_bad_input_is_refused_with_a_next_step_and_nothing_is_started(backend):
+async def test_bad_input_is_refused_with_a_next_step_and_nothing_is_started(backend, monkeypatch):
+    monkeypatch.setenv("ROLLYARD_MICROVM_KERNEL", "/no/such/kernel")
     with pytest.raises(UnknownName) as unknown:
         await backend.open(ry.SandboxSpec(image="no-such-image"))
     with pytest.raises(IsolationTooWeak) as weak:

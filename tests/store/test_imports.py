@@ -112,7 +112,7 @@ async def test_a_job_of_harbor_comes_back_as_it_went(kept, tmp_path):
         grade=False,
         trainable=False,
     )
-    await keep(kept, "r3", attempt=2, verdict=None, failure=failed, status="infra_error", started_at=100.0, wall_s=1)
+    await keep(kept, "r3", attempt=7, verdict=None, failure=failed, status="infra_error", started_at=100.0, wall_s=1)
     done = await export(kept, "run1", tmp_path / "job", format="harbor")
     assert (done.rows, done.refused) == (3, 0)
     assert json.loads((tmp_path / "job" / "result.json").read_text())["stats"]["n_errored_trials"] == 1
@@ -123,7 +123,7 @@ async def test_a_job_of_harbor_comes_back_as_it_went(kept, tmp_path):
     (lost,) = [one for one in found if one.failure is not None]
     assert (first.task.id, first.agent, first.reward, first.wall_s) == ("t1", "pi", 0.5, 2.5)
     assert [1, 2, 3, 4, 5, 6, 7, 8] in [list(row.ids) for row in samples(first).rows]
-    assert "SandboxGone: it went" in lost.failure.message and lost.attempt == 2
+    assert "SandboxGone: it went" in lost.failure.message and lost.attempt == 7
     with pytest.raises(ConfigError, match="exists already"):
         await export(kept, "run1", tmp_path / "job", format="harbor")
 

@@ -225,7 +225,7 @@ async def test_a_fault_that_never_ends_is_left_out(backend, tmp_path):
     (package / "tests").mkdir(parents=True)
     (package / "count.py").write_text("def down(n):\n    while n:\n        n -= 1\n    return n\n")
     (package / "tests/test_count.py").write_text("import count\n\ndef test_down():\n    assert count.down(3) == 0\n")
-    options = MakeOptions(count=1, kinds=("arithmetic",), repeats=1)
+    options = MakeOptions(count=1, kinds=("arithmetic",), repeats=1, timeout_s=15.0)
     made = await make_tasks(str(package), tmp_path / "tasks", backend, options)
     assert [fault.reason for fault in made.tried] == ["its tests do not end"]
 

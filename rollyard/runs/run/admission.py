@@ -81,14 +81,14 @@ class MemoryAdmission:
         return use.available - HEAD_ROOM * use.total - to_come >= self.expected * self._sharers
 
     def _note(self, use: MemoryUse, now: float) -> list[int]:
-        """Remember what sandboxes hold; gives those of agents that may still be starting."""
+        """Remember what sandboxes hold; gives those of agents that may still be starting, or of which nothing can be read."""
         for name in self._seen.keys() - use.sandboxes.keys():
             del self._seen[name]
             if name in self._largest:
                 self._sizes.append(self._largest.pop(name))
         young: list[int] = []
         for name, held in use.sandboxes.items():
-            if now - self._seen.setdefault(name, now) < SETTLED_S:
+            if now - self._seen.setdefault(name, now) < SETTLED_S or held == 0:
                 young.append(held)
             else:
                 self._largest[name] = max(held, self._largest.get(name, 0))

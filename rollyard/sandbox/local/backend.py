@@ -34,7 +34,7 @@ from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
 from rollyard.sandbox import egress
 from rollyard.sandbox.gpus import SHARE, GpuPool
-from rollyard.sandbox.local import cgroups, host_rules, ids, probe, view_root
+from rollyard.sandbox.local import cgroups, host_rules, ids, microvm, probe, view_root
 from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
@@ -46,6 +46,7 @@ from rollyard.sandbox.local.job import ANSWER_S
 from rollyard.sandbox.local.journal import Home, SandboxEntry, SandboxJournal
 from rollyard.sandbox.local.launcher import Launcher
 from rollyard.sandbox.local.memory import MachineMemory
+from rollyard.sandbox.local.microvm import MicrovmUse, with_microvm
 from rollyard.sandbox.local.pool import SandboxPool
 from rollyard.sandbox.local.probe import LEVELS, NAMESPACED, Level
 from rollyard.sandbox.pending import PendingSandbox
@@ -70,7 +71,7 @@ class LocalBackend:
         mounts: Sequence[str | Path] = (),
         limits: OpenLimits | None = None,
         level: Level | None = None,
-        isolation: Literal["gvisor"] | None = None,
+        isolation: Literal["gvisor", "microvm"] | None = None,
         devices: str | Path = "/dev",
         proc: str | Path = "/proc",
     ) -> None:
@@ -97,6 +98,7 @@ class LocalBackend:
         self._memory = MachineMemory(proc, (str(Path(tree.root).parent) for tree in self._cgroups.hierarchies))
         self._gpus = GpuPool(devices)
         self._gvisor = GvisorUse(always=isolation == "gvisor", level=self.level)
+        self._microvm = MicrovmUse(always=isolation == "microvm", level=self.level, root=self.root)
         self._last_capability = int(Path("/proc/sys/kernel/cap_last_cap").read_text())
         self._limits = limits or OpenLimits()
         self._throttle = Throttle(self._limits)
@@ -110,10 +112,14 @@ class LocalBackend:
     def capabilities(self) -> Capabilities:
         found = capabilities(self.level, self.trial, self._ids, self._cgroups, self._limits)
         found = msgspec.structs.replace(found, gpus=self._namespaced and bool(self._gpus.list()))
+        if self._microvm.always:
+            return with_microvm(found)
         return with_gvisor(found) if self._gvisor.always else found
 
     def _give(self, spec: SandboxSpec) -> Capabilities:
-        """What a sandbox of this spec can do; refused where it asks for gVisor and there is none."""
+        """What a sandbox of this spec can do; refused where it asks for gVisor or a virtual machine and there is none."""
+        if self._microvm.takes(spec):
+            return with_microvm(self.capabilities)
         return with_gvisor(self.capabilities) if self._gvisor.takes(spec) else self.capabilities
 
     async def __aenter__(self) -> Self:
@@ -196,7 +202,7 @@ class LocalBackend:
         finally:
             os.close(lock)
         self._boxes[sandbox_id] = (box, spec.lifetime)
-        if self._gvisor.takes(spec):
+        if box.info.isolation == "gvisor":
             await self._gvisor.prove(box)
         if spec.network == "allowlist" and spec.beside is None:
             await self._attach_egress(box, spec)
@@ -275,7 +281,11 @@ class LocalBackend:
             {"target": v.path, "source": self._make_volume(home, spec, v), "over": [], "writable": v.writable}
             for v in spec.volumes
         ]
-        if program := self._gvisor.takes(spec):
+        virtual = self._microvm.takes(spec)
+        program = None if virtual else self._gvisor.takes(spec)
+        if virtual:
+            binds += self._microvm.binds()
+        if program:
             binds.append({"target": gvisor.RUNSC, "source": program, "over": [], "writable": False})
         if spec.network == "allowlist":
             names = home.path / "resolv.conf"
@@ -287,7 +297,8 @@ class LocalBackend:
             hosts.write_text(host_image.describe_hosts(spec.names))
             hosts.chmod(0o644)
             binds.append({"target": "/etc/hosts", "source": str(hosts), "over": [], "writable": True})
-        recipe = cgroups.recipe(self._cgroups, spec.resources)
+        resources = microvm.outer_resources(spec, self._disk_mb(spec)) if virtual else spec.resources
+        recipe = cgroups.recipe(self._cgroups, resources)
         return {
             "home": str(home.path),
             "namespace": self._namespaced,
@@ -306,12 +317,13 @@ class LocalBackend:
             "map": msgspec.to_builtins(self._ids),
             "cgroup_roots": recipe.roots,
             "limits": recipe.limits,
-            "rlimits": cgroups.rlimits(self._cgroups, spec.resources),
+            "rlimits": {} if virtual else cgroups.rlimits(self._cgroups, resources),
             "owner": spec.lifetime == "owner",
             "ttl_s": spec.ttl_s,
             "idle_ttl_s": spec.idle_ttl_s,
-            "nesting": bool(spec.options.get("nesting")) or self._gvisor.takes(spec) is not None,
-            "gvisor": self._gvisor.takes(spec) is not None,
+            "nesting": bool(spec.options.get("nesting")) or program is not None or virtual,
+            "gvisor": program is not None,
+            "microvm": self._microvm.settings(spec) if virtual else None,
             "last_capability": self._last_capability,
         }
 
@@ -347,6 +359,9 @@ class LocalBackend:
         """Ask the zygote, then wait for the first process to say that it is ready. Whatever breaks this off (an error, a
         cancellation) closes the control socket, and the process on its other end exits."""
         view = None
+        if self._microvm.takes(spec):
+            await asyncio.to_thread(self._microvm.make_image)
+            devices = [*devices, *microvm.devices(home)]
         if not self._rooted:
             host_rules.make(home)
         elif not self._namespaced:

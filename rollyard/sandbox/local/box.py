@@ -101,8 +101,8 @@ class LocalSandbox(ProgramCalls, LocalFiles):
 
     def _exit(self, result: dict[str, Any], stdout: bytes, stderr: bytes) -> Exit:
         code, number = result.get("exit_code"), result.get("signal")
-        oom = False
-        if number == signal.SIGKILL or code == 128 + signal.SIGKILL:
+        oom = bool(result.get("oom"))
+        if not oom and (number == signal.SIGKILL or code == 128 + signal.SIGKILL):
             kills = self.group.oom_kills()
             oom, self._oom_seen = kills > self._oom_seen, kills
         return Exit(
@@ -175,18 +175,26 @@ class LocalSandbox(ProgramCalls, LocalFiles):
 
     async def dial(self, port: int) -> SocketStream:
         self._need("dial")
-        _, (fd,) = await self._ask("socket")
+        try:
+            reply, (fd,) = await self._channel.request("socket", {"port": port}, timeout=ANSWER_S)
+        except ChannelRefused as refused:
+            raise self._no_answer(port, refused.name) from None
         sock = socket.socket(fileno=fd)
         sock.setblocking(False)
+        if reply.get("connected"):
+            return SocketStream(sock)
         try:
             async with asyncio.timeout(ANSWER_S):
                 await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
         except (OSError, TimeoutError) as error:
             sock.close()
-            raise SandboxInterrupted(
-                f"nothing answers on port {port} inside {self.id}: {error}", hint="start the server first"
-            ) from error
+            raise self._no_answer(port, error) from error
         return SocketStream(sock)
+
+    def _no_answer(self, port: int, why: object) -> SandboxInterrupted:
+        return SandboxInterrupted(
+            f"nothing answers on port {port} inside {self.id}: {why}", hint="start the server first"
+        )
 
     async def namespaces(self) -> list[int]:
         """Descriptors of the user and network namespaces that a sandbox beside this one joins; the caller closes them."""

@@ -11,7 +11,6 @@ from rollyard.sandbox.gpus import SHARE
 
 OPTIONS = frozenset({"nesting", "ports", SHARE})
 _WEAK = "`rollyard doctor` says what is missing; or lower min_isolation"
-_VIRTUAL = "it starts no virtual machines; backend('docker', runtime='kata') has them where that runtime is installed"
 MAX_LABELS, MAX_LABEL_NAME, MAX_LABEL_VALUE = 256, 256, 4096
 
 
@@ -19,7 +18,7 @@ def check(spec: SandboxSpec, got: Capabilities, allowed_mounts: tuple[Path, ...]
     if not at_least(got.isolation, spec.min_isolation):
         raise IsolationTooWeak(
             f"the local backend gives isolation {got.isolation!r} here, {spec.min_isolation!r} was asked for",
-            hint=_VIRTUAL if spec.min_isolation == "microvm" else _WEAK,
+            hint=_WEAK,
         )
     if got.isolation == "none" and not spec.allow_unsafe:
         raise IsolationTooWeak(

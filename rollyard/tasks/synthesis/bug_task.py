@@ -82,7 +82,7 @@ def _import_mode(package: PackageSource) -> list[str]:
 
 
 def _describe(package: PackageSource, failing: Mapping[str, str]) -> str:
-    by_function = {name.partition("[")[0]: name for name in reversed(failing)}  # the first of each
+    by_function = {name.partition("[")[0]: name for name in reversed(list(failing))}  # the first of each
     chosen = [name for name in failing if name in by_function.values()][:_MOST_SHOWN]
     shown = [f"- `{name}`: {failing[name][:_LONGEST_ERROR]}" for name in chosen]
     more = [f"- and {len(failing) - len(chosen)} more"] if len(failing) > len(chosen) else []

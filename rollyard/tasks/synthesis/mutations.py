@@ -13,11 +13,11 @@ import io
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-_COMPARISONS = {
+_COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==",
     ast.In: "not in", ast.NotIn: "in", ast.Is: "is not", ast.IsNot: "is",
 }  # fmt: skip
-_ARITHMETIC = {
+_ARITHMETIC: dict[type[ast.operator], str] = {
     ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//", ast.Pow: "*",
     ast.LShift: ">>", ast.RShift: "<<", ast.BitAnd: "|", ast.BitOr: "&", ast.BitXor: "|",
 }  # fmt: skip
@@ -56,8 +56,8 @@ class Mutation(NamedTuple):
     @property
     def repair(self) -> str:
         """The patch that takes the fault out."""
-        texts = (list(io.StringIO(text, newline="\n")) for text in (self.faulty, self.original))
-        lines = difflib.unified_diff(*texts, f"a/{self.path}", f"b/{self.path}")
+        before, after = (list(io.StringIO(text, newline="\n")) for text in (self.faulty, self.original))
+        lines = difflib.unified_diff(before, after, f"a/{self.path}", f"b/{self.path}")
         return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
     def is_sound(self) -> bool:

@@ -9,23 +9,18 @@ capabilities, dumpable and the filter are all in place.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import resource
 import socket
-import struct
 from typing import Any, NoReturn
 
-from rollyard.sandbox.local.inner import mounts, protocol, seccomp, sources, syscalls
+from rollyard.sandbox.local.inner import microvm, mounts, protocol, seccomp, sources, syscalls
 from rollyard.sandbox.local.inner.supervisor import Supervisor
 
 Plan = dict[str, Any]
-# chown dac_override fowner fsetid kill setgid setuid net_bind_service sys_chroot setfcap
-KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 10, 18, 31})
-NESTING_CAPABILITIES = KEPT_CAPABILITIES | {8, 12, 21}  # setpcap net_admin sys_admin
+NESTING_CAPABILITIES = syscalls.KEPT_CAPABILITIES | {8, 12, 21}  # setpcap net_admin sys_admin
 FILTERS = {nesting: seccomp.program(syscalls.MACHINE, nesting=nesting) for nesting in (False, True)}
 TCP_FILTER = seccomp.tcp_program(syscalls.MACHINE)
-_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 
 class Kind:
@@ -62,7 +57,8 @@ def become(kind: Kind, channel: socket.socket, joins: list[int]) -> NoReturn:
             listening = socket.socket(fileno=control)
             channel.close()
             upper = _enter(kind, stage, plan, held)
-            supervisor = Supervisor(plan, listening, socket.socket(fileno=listener), upper, lock)
+            machine = microvm.boot(plan, listening) if plan["microvm"] else None
+            supervisor = Supervisor(plan, listening, socket.socket(fileno=listener), upper, lock, machine)
             protocol.send(listening, {"n": 0, "ok": {}})
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "EIO")
@@ -93,7 +89,7 @@ def _blank(kind: Kind, channel: socket.socket, joins: list[int]) -> mounts.Stagi
     os.setresgid(0, 0, 0)
     os.setresuid(0, 0, 0)
     if not kind.network and kind.beside is None:
-        _loopback_up()
+        syscalls.bring_loopback_up()
     stage = mounts.StagingArea(proc=kind.proc)
     syscalls.sethostname("sandbox")
     return stage
@@ -114,7 +110,7 @@ def _enter(kind: Kind, stage: mounts.StagingArea | None, plan: Plan, held: list[
         resource.setrlimit(getattr(resource, name), (limit, limit))
     nesting: bool = plan["nesting"]
     if kind.namespace:
-        keep = NESTING_CAPABILITIES if nesting else KEPT_CAPABILITIES
+        keep = NESTING_CAPABILITIES if nesting else syscalls.KEPT_CAPABILITIES
         syscalls.set_capabilities(keep, plan["last_capability"])
     elif plan["landlock"] is not None and os.geteuid() == 0:
         try:
@@ -130,10 +126,3 @@ def _enter(kind: Kind, stage: mounts.StagingArea | None, plan: Plan, held: list[
     if plan["tcp_only"]:
         seccomp.install(TCP_FILTER)
     return upper
-
-
-def _loopback_up() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        request = struct.pack("16sh14x", b"lo", 0)
-        flags = struct.unpack("16sh14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
-        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from rollyard.sandbox.local.inner import gvisor, landlock, protocol, syscalls, tracer
+from rollyard.sandbox.local.inner import gvisor, landlock, microvm, protocol, syscalls, tracer
 from rollyard.sandbox.local.inner.path_view import PathView
 
 _READ = 2**16
@@ -183,8 +183,12 @@ class Keeper:
             for fd in (stdin, pipes[0][1], pipes[1][1]):
                 with contextlib.suppress(OSError):  # /dev/null belongs to nobody here and needs no owner
                     os.fchown(fd, uid, gid)
-        program = gvisor.wrap(launch) if launch["gvisor"] else launch
-        self._main = spawn(program, (stdin, pipes[0][1], pipes[1][1]), self._confine, self._view)
+        stdio = (stdin, pipes[0][1], pipes[1][1])
+        if launch["microvm"]:
+            self._main = microvm.spawn(launch, stdio)
+        else:
+            program = gvisor.wrap(launch) if launch["gvisor"] else launch
+            self._main = spawn(program, stdio, self._confine, self._view)
         for fd in (stdin, pipes[0][1], pipes[1][1]):
             os.close(fd)
         cap = launch["max_output"]
@@ -213,7 +217,7 @@ class Keeper:
                 return False
             if deadline is not None and self._status is None and time.monotonic() >= deadline:
                 self._timed_out = True
-                kill_below(os.getpid(), self._reap, self._main)
+                self._end()
             if wake in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(wake, 4096)
@@ -230,11 +234,16 @@ class Keeper:
         except OSError:
             got = None
         if got is None:
-            kill_below(os.getpid(), self._reap, self._main)
+            self._end()
             return False
         if got[0].get("op") == "kill":
-            kill_below(os.getpid(), self._reap, self._main)
+            self._end()
         return True
+
+    def _end(self) -> None:
+        if self._launch["microvm"]:
+            microvm.end(lambda: descendants(os.getpid()), self._reap)
+        kill_below(os.getpid(), self._reap, self._main)
 
     def _reap(self) -> bool:
         while True:
@@ -262,6 +271,7 @@ class Keeper:
                 "exit_code": os.WEXITSTATUS(status) if os.WIFEXITED(status) and not self._timed_out else None,
                 "signal": os.WTERMSIG(status) if os.WIFSIGNALED(status) else None,
                 "timed_out": self._timed_out,
+                "oom": bool(self._launch["microvm"]) and microvm.ran_out_of_memory(self._main),
                 "truncated": any(output.truncated for output in outputs),
                 "duration_s": time.monotonic() - self._began,
             }

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from rollyard.core import folders
 from rollyard.images import tree_pipe
 from rollyard.sandbox.local.inner import files, keeper, landlock, path_view, protocol, shared_memory, syscalls, users
+from rollyard.sandbox.local.inner.microvm import Microvm
 from rollyard.sandbox.local.inner.protocol import Message
 
 _FINISHED_KEPT = 4096
@@ -48,7 +49,13 @@ class Supervisor:
     """`plan` is the zygote's; `namespace` says whether this process is PID 1 of its own pid namespace."""
 
     def __init__(
-        self, plan: dict[str, Any], control: socket.socket, listener: socket.socket, upper: int | None, lock: int
+        self,
+        plan: dict[str, Any],
+        control: socket.socket,
+        listener: socket.socket,
+        upper: int | None,
+        lock: int,
+        machine: Microvm | None,
     ) -> None:
         self._lock = lock  # of the journal entry, held for as long as this process lives
         self._confine: int | None = None
@@ -70,6 +77,7 @@ class Supervisor:
         self._spare: tuple[int, socket.socket] | None = None  # it has kept a program before and waits for the next
         self._namespace: bool = plan["namespace"]
         self._gvisor: bool = plan["gvisor"]
+        self._machine = machine
         self._proc_dev = os.stat("/proc").st_dev if os.path.exists("/proc/self") else None
         self._expires = time.monotonic() + plan["ttl_s"]
         self._idle: float | None = plan["idle_ttl_s"]
@@ -81,13 +89,16 @@ class Supervisor:
 
     def serve(self) -> NoReturn:
         wake, _ = protocol.wake_on_children()
-        for fd in (wake, self._listener.fileno(), *self._clients):
+        link = -1 if self._machine is None else self._machine.link.fileno()
+        for fd in (wake, self._listener.fileno(), *self._clients, *([] if link < 0 else [link])):
             self._poller.register(fd, select.POLLIN)
         while True:
             for fd, _event in self._poller.poll(self._patience()):
                 if fd == wake:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake, 4096)
+                elif fd == link:  # the virtual machine ended, and with it all there was
+                    self._exit()
                 elif fd == self._listener.fileno():
                     self._accept()
                 elif fd in self._clients:
@@ -213,7 +224,7 @@ class Supervisor:
         user = users.find(message["user"])
         env = {"HOME": user.home, "USER": user.name, "LOGNAME": user.name, **message["env"]}
         launch = {**message, "env": env, "uid": user.uid, "gid": user.gid, "groups": user.groups}
-        launch["gvisor"] = self._gvisor
+        launch["gvisor"], launch["microvm"] = self._gvisor, self._machine is not None
         pid, control = self._send_to_keeper(launch, fds[:3])
         job = _Job(message["job"], pid, control, ephemeral=message["ephemeral"])
         if len(fds) > 3:
@@ -359,7 +370,7 @@ class Supervisor:
 
     def op_cpu(self, message: Message, _fds: list[int], _client: _Client) -> Message:
         job = self._job(message)
-        if not os.path.exists("/proc/self/stat"):  # nothing to count with: unknown is not zero
+        if self._machine or not os.path.exists("/proc/self/stat"):  # nothing to count with: unknown is not zero
             return {"cpu_s": None}
         ticks = sum(_ticks(job.pid)[2:]) + sum(sum(_ticks(pid)) for pid in keeper.descendants(job.pid))
         return {"cpu_s": ticks / _TICK}
@@ -367,6 +378,9 @@ class Supervisor:
     def op_end_all(self, _message: Message, _fds: list[int], _client: _Client) -> Message:
         for job in self._jobs.values():
             job.killed = True
+        if self._machine is not None:
+            self._machine.ask({"end_all": True})  # keepers, which have nothing left to keep then, end by themselves
+            return {}
         self._end_all()
         if self._namespace:
             shared_memory.remove_shared_memory()
@@ -387,6 +401,8 @@ class Supervisor:
             time.sleep(0.001 * min(round_ + 1, 20))
 
     def op_pause(self, message: Message, _fds: list[int], _client: _Client) -> Message:
+        if self._machine is not None and message["on"]:
+            self._machine.ask({"sync": True})
         number = signal.SIGSTOP if message["on"] else signal.SIGCONT
         for pid in [-1] if self._namespace else keeper.descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
@@ -419,7 +435,8 @@ class Supervisor:
                 children = {int(word) for word in file.read().split()}
         except OSError:
             return
-        for pid in children - self._keepers - set(self._workers):
+        own = set[int]() if self._machine is None else self._machine.pids
+        for pid in children - self._keepers - set(self._workers) - own:
             for victim in (*keeper.descendants(pid), pid):
                 with contextlib.suppress(OSError):
                     os.kill(victim, signal.SIGKILL)
@@ -518,12 +535,23 @@ class Supervisor:
             port = sock.getsockname()[1]
             if self._confine is not None:
                 landlock.allow_port(self._confine, port)
+            if self._machine is not None:
+                self._machine.ask({"listen": [message["address"], port]})
             return {"port": port, "fds": (os.dup(sock.fileno()),)}
 
-    def op_socket(self, _message: Message, _fds: list[int], _client: _Client) -> Message:
-        """A TCP socket of this network namespace; the host connects it."""
+    def op_socket(self, message: Message, _fds: list[int], _client: _Client) -> Message:
+        """A TCP socket of this network namespace; the host connects it. A virtual machine has another network: there the socket
+        is connected already."""
+        if self._machine is not None:
+            return {"fds": (self._dial(self._machine, message["port"]),), "connected": True}
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
             return {"fds": (os.dup(sock.fileno()),)}
+
+    def _dial(self, machine: Microvm, port: int) -> int:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            machine.ask({"dial": port}, [theirs.fileno()])
+            return os.dup(ours.fileno())
 
     def op_namespaces(self, _message: Message, _fds: list[int], _client: _Client) -> Message:
         """The namespaces that a sandbox beside this one joins."""

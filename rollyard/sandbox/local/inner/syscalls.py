@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import platform
 import signal
+import socket
+import struct
 from typing import Any
 
 MACHINE = platform.machine()
 NUMBERS: dict[str, dict[str, int]] = {
-    "x86_64": {"clone": 56, "pivot_root": 155},
-    "aarch64": {"clone": 220, "pivot_root": 41},
+    "x86_64": {"clone": 56, "pivot_root": 155, "finit_module": 313},
+    "aarch64": {"clone": 220, "pivot_root": 41, "finit_module": 273},
 }
 OPEN_TREE, MOVE_MOUNT, OPENAT2, MOUNT_SETATTR, CLOSE_RANGE = 428, 429, 437, 442, 436
 
@@ -23,13 +26,14 @@ CLONE_NEWNS, CLONE_NEWCGROUP, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x0200000
 CLONE_PARENT = 0x00008000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET, CLONE_NEWTIME = 0x10000000, 0x20000000, 0x40000000, 0x00000080
 
-MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = (
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = (
     1,
     2,
     4,
     8,
     32,
     4096,
+    8192,
     16384,
     1 << 18,
 )
@@ -42,6 +46,9 @@ RESOLVE_NO_MAGICLINKS, RESOLVE_NO_SYMLINKS, RESOLVE_BENEATH, RESOLVE_IN_ROOT = 0
 IPC_RMID = 0
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NAME, PR_SET_SECCOMP, PR_CAPBSET_DROP = 1, 4, 15, 22, 24
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
+# chown dac_override fowner fsetid kill setgid setuid net_bind_service sys_chroot setfcap
+KEPT_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 10, 18, 31})
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _held = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter lock, as a fork must
@@ -125,6 +132,24 @@ def remove_ipc(kind: str, number: int) -> None:
 def sethostname(name: str) -> None:
     raw = name.encode()
     _check(_libc.sethostname(raw, ctypes.c_size_t(len(raw))), "sethostname")
+
+
+def bring_loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        request = struct.pack("16sh14x", b"lo", 0)
+        flags = struct.unpack("16sh14x", fcntl.ioctl(sock, _SIOCGIFFLAGS, request))[1]
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", flags | _IFF_UP))
+
+
+def load_module(path: str) -> None:
+    """A module of the kernel; one that is there already is fine."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _call(NUMBERS[MACHINE]["finit_module"], fd, b"", 0, what=path)
+    except FileExistsError:
+        pass
+    finally:
+        os.close(fd)
 
 
 def prctl(option: int, value: int | ctypes.Array[ctypes.c_char] = 0, pointer: Any = None) -> int:
