@@ -45,6 +45,8 @@ def export(
     page = format == "html" or (format is None and out.endswith(".html"))
     if page and valid_only:
         raise typer.BadParameter("a page shows every rollout", param_hint="--valid-only")
+    if page and unscored:
+        raise typer.BadParameter("a page shows every rollout", param_hint="--unscored")
     if page and kind:
         raise typer.BadParameter("a page shows every kind of call", param_hint="--kind")
     if page:

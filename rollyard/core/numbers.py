@@ -11,7 +11,7 @@ def count(number: int, noun: str) -> str:
 
 
 def check_least(least: float, **values: float | None) -> None:
-    """None is unset. Each number is at least this large; a truth value is no number."""
+    """None is unset. Each number is at least this large; a truth value is no number, nor is NaN."""
     for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or value < least):
+        if value is not None and (isinstance(value, bool) or not value >= least):
             raise ConfigError(f"{name} must be at least {least:g}, got {value!r}")

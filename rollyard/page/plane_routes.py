@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hmac import compare_digest
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -24,6 +24,7 @@ from rollyard.page.rendering import HEADERS
 
 KeyCheck = Callable[[str], bool]
 Shown = Callable[[Request], Awaitable[Response]]
+N = TypeVar("N", int, float)
 
 
 class Operator(Protocol):
@@ -97,10 +98,9 @@ def _form_routes(show: Callable[..., Response], key: KeyCheck | None, operator: 
     async def set_terms(request: Request) -> Response:
         form = await _read_form(request, operator)
         try:
-            quota = int(form["quota"]) if form.get("quota", "").strip() else None
-            rate = float(form["rate"]) if form.get("rate", "").strip() else None
+            quota, rate = _number(form, "quota", int), _number(form, "rate", float)
             await operator.set_terms(form.get("owner", "").strip(), quota, rate)
-        except (PlaneError, ValueError) as error:
+        except PlaneError as error:
             raise HTTPException(400, f"the quota was not changed: {error}") from error
         return _go(request, "/plane/quotas")
 
@@ -116,6 +116,17 @@ async def _read_form(request: Request, operator: Operator) -> Mapping[str, str]:
     if not compare_digest(form.get("token", "").encode(), operator.form_token.encode()):
         raise HTTPException(403, "this form is not of this page; load the page again")
     return form
+
+
+def _number(form: Mapping[str, str], name: str, kind: Callable[[str], N]) -> N | None:
+    """What was typed into a field; None where nothing was."""
+    text = form.get(name, "").strip()
+    try:
+        return kind(text) if text else None
+    except ValueError:
+        raise HTTPException(
+            400, f"the quota was not changed: the {name} {text!r} is no {'whole ' * (kind is int)}number"
+        ) from None
 
 
 def _go(request: Request, path: str) -> Response:

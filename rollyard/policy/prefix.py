@@ -256,7 +256,9 @@ class ResumedPrefix:
 
     def __init__(self, point: BranchPoint, calls: Sequence[RecordedCall], said: Reply | None = None) -> None:
         if calls[-1].reply is not None:
-            raise ConfigError("an agent's own session cannot be gone on from behind its end", hint="how='replay'")
+            raise ConfigError(
+                "an agent's own session cannot be gone on from behind its end", hint="--how replay runs it again"
+            )
         self.point = point
         self.diverged: Error | None = None
         self.pinned = 0

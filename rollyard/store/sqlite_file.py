@@ -66,6 +66,17 @@ def make_file(path: Path) -> None:
         pass
 
 
+def is_foreign(path: Path, *, create: bool) -> bool:
+    """Whether a file is of another program, so that nothing of it may be changed. An empty one is free for a store to be made
+    in. SQLite itself looks, for the reason that `make_file` gives."""
+    try:
+        with closing(connect(path, "ro")()) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    except sqlite3.Error as error:
+        return error.sqlite_errorname == "SQLITE_NOTADB"
+    return "rollouts" not in tables if tables else not create
+
+
 def keep_private(path: Path, *, required: bool) -> None:
     """Take the permissions of others from a file of ours. One that stays wider is refused where secrets are to lie in it."""
     mode = _mode(path)

@@ -40,7 +40,7 @@ from rollyard.store.database import Database
 from rollyard.store.methods import Records, reads, writes, writes_at, writes_lease
 from rollyard.store.migrate import prepare
 from rollyard.store.sqlite import SQLite, Synchronous
-from rollyard.store.sqlite_file import check_place, keep_private, restore
+from rollyard.store.sqlite_file import check_place, is_foreign, keep_private, restore
 from rollyard.store.values import StoredEvent
 from rollyard.trajectory.trajectory import Trajectory
 
@@ -266,7 +266,7 @@ def open_database(
         if not path.name or path.name == ":memory:":
             raise ConfigError("a store needs a file", hint="give a path such as runs.db")
         check_place(path, create=create)
-        if path.exists():
+        if path.exists() and not is_foreign(path, create=create):
             keep_private(path, required=private)
         return SQLite(path, synchronous=synchronous)
     if scheme in ("postgresql", "postgres"):

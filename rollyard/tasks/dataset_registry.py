@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import inspect
+import lzma
 import os
 import re
 import shutil
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ VARIABLE = "ROLLYARD_DATASETS"
 FOLDERS = "folders"  # no adapter: the source is task folders already
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
+_SMALL = 2**30  # bytes that any archive may hold
+_MOST_PACKED = 100  # times its own size that a larger one may hold; text has a tenth of that
 
 
 class DatasetEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -146,15 +150,34 @@ def _check_out(source: str, url: str, commit: str, folder: Path) -> None:
 
 def _unpack(archive: Path, folder: Path) -> None:
     folder.mkdir(parents=True)
+    room = max(_SMALL, _MOST_PACKED * archive.stat().st_size)
+
+    def take(member: tarfile.TarInfo | zipfile.ZipInfo) -> None:
+        nonlocal room
+        room -= member.size if isinstance(member, tarfile.TarInfo) else member.file_size
+        if room < 0:
+            raise ConfigError(
+                f"{archive}: holds more than {_MOST_PACKED} times its own size",
+                hint="unpack it yourself where you trust it, and name the folder",
+            )
+
+    def admit(member: tarfile.TarInfo, place: str) -> tarfile.TarInfo | None:
+        take(member)
+        return tarfile.data_filter(member, place)
+
     try:
         if archive.suffix == ".zip":
             with zipfile.ZipFile(archive) as members:
+                for member in members.infolist():
+                    take(member)
                 members.extractall(folder)  # noqa: S202 - zipfile keeps names inside
         else:
             with tarfile.open(archive) as members:
-                members.extractall(folder, filter="data")
-    except (tarfile.TarError, zipfile.BadZipFile, OSError) as error:
+                members.extractall(folder, filter=admit)  # noqa: S202 - `data_filter` keeps names inside
+    except (tarfile.TarError, zipfile.BadZipFile, OSError, zlib.error, lzma.LZMAError) as error:
         raise ConfigError(f"{archive}: cannot be unpacked: {error}") from error
+    except EOFError as error:
+        raise ConfigError(f"{archive}: cannot be unpacked: it ends too soon", hint="fetch it again") from error
     inner = list(folder.iterdir())
     if len(inner) == 1 and inner[0].is_dir():  # an archive of one folder is that folder
         aside = folder.with_name(f"{folder.name}.inner")

@@ -178,7 +178,8 @@ def tabulate(made: MadeTasks) -> Iterator[dict[str, str]]:
     """One row for each kind of fault, with the reasons for those that are no tasks."""
     for kind in dict.fromkeys(fault.kind for fault in made.tried):
         faults = [fault for fault in made.tried if fault.kind == kind]
-        reasons = Counter(fault.reason.partition(":")[0] for fault in faults if fault.reason is not None)
+        left_out = [fault for fault in faults if fault.name not in made.made]
+        reasons = Counter((fault.reason or "enough were made").partition(":")[0] for fault in left_out)
         yield {
             "kind": kind,
             "tried": str(len(faults)),

@@ -1,7 +1,10 @@
 """The first hour of a stranger, on a terminal: every verb is started as a person starts it, and read as a person reads it."""
 
+import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,6 +112,16 @@ def test_list_fits(kept, columns):
         assert (run_id[-8:] if len(argv) == 1 else "bug-fix") in shown.screen
         assert "run_" not in shown.screen and "ro_" not in shown.screen  # a person is shown short ids, which verbs take
         assert shown.screen.splitlines()[0].split()[-1] in ("attempts", "s")  # and no column is pushed out by them
+
+
+def test_a_terminal_that_does_not_know_its_width_has_one(tmp_path):
+    """Those of continuous integration and of containers say 0; a report of no width would be no report."""
+    ours, theirs = os.openpty()
+    code = "from rollyard.runs.run.command import terminal_width; print(terminal_width())"
+    subprocess.run([sys.executable, "-c", code], stdout=theirs, cwd=tmp_path, check=True)
+    assert os.read(ours, 100).split() == [b"80"]
+    os.close(ours)
+    os.close(theirs)
 
 
 @pytest.mark.parametrize("argv", [["grep", "def"], ["show"], ["why"]], ids=lambda argv: argv[0])

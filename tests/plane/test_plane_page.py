@@ -111,8 +111,11 @@ async def test_keys_and_quotas_are_changed_by_forms_of_this_page_and_with_the_ad
             assert made not in await answer.text()  # it was shown once
         assert (await sent("/plane/quotas", owner="bob", quota="3", rate="0.5"))[0] == 303
         assert msgspec.structs.astuple(await plane.store.usage("bob"))[-2:] == (3, 0.5)
-        for bad in ({"quota": "many"}, {"quota": "-1"}, {"rate": "nan"}):
-            assert (await sent("/plane/quotas", owner="bob", **bad))[0] == 400
+        for bad, words in (
+            ({"quota": "many"}, "is no whole number"), ({"quota": "-1"}, "numbers from 0"), ({"rate": "nan"}, "numbers from 0")
+        ):  # fmt: skip
+            status, text = await sent("/plane/quotas", owner="bob", **bad)
+            assert status == 400 and words in text
         assert (await plane.store.usage("bob")).quota == 3
 
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from rollyard.cli.main import app
+from rollyard.core.errors import ConfigError
 from rollyard.core.sandbox import MemoryUse
 from rollyard.runs.doctor_capacity import MB, AgentCapacity, examine_capacity, weigh_asleep, weigh_awake
 
@@ -51,3 +57,25 @@ async def test_an_agent_that_does_not_get_that_far_is_a_row_that_says_why(tmp_pa
     found = await examine_capacity((str(file),), count=1)
     assert found.agents[0].awake is None
     assert "broken" in found.agents[0].problem
+
+
+def doctor(*words: str) -> Result:
+    return CliRunner().invoke(app, ["doctor", "--capacity", *words], prog_name="rollyard")
+
+
+@pytest.mark.parametrize(
+    "words", [("--image", "x"), ("--model", "m"), ("--key-env", "KEY")], ids=lambda words: words[0]
+)
+def test_what_says_nothing_of_capacity_is_refused(words):
+    assert isinstance(doctor("--agent", "nop", *words).exception, ConfigError)
+
+
+@pytest.mark.slow
+def test_an_agent_that_only_runs_with_a_tasks_tools_is_no_fault_of_the_machine_unless_it_is_asked_for(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path))
+    found = doctor("--json")
+    rows = {row["agent"]: row for row in json.loads(found.stdout)["agents"]}
+    assert rows["shell-agent"]["awake"] and rows["tool-agent"]["problem"] and found.exit_code == 0
+    assert doctor("--agent", "tool-agent").exit_code == 3

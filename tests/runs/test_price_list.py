@@ -1,5 +1,6 @@
 """List prices by server and model: a file of the user's before ours, one currency in a sum, and kept with the run."""
 
+import math
 import re
 from pathlib import Path
 
@@ -69,6 +70,20 @@ def test_the_users_file_is_found_among_their_settings_and_a_bad_one_is_refused_b
     monkeypatch.setenv(VARIABLE, "/nowhere.toml")
     with pytest.raises(ConfigError, match="ROLLYARD_PRICES names /nowhere.toml"):
         list_prices({})
+
+
+@pytest.mark.parametrize("price", ["-1.0", "nan", "inf"])
+@pytest.mark.parametrize("field", ["prompt", "completion", "cached"])
+def test_a_price_by_which_no_budget_would_end_is_refused(own, field, price):
+    prices = {"prompt": "1.0", "completion": "1.0", field: price}
+    own.write_text(f'currency = "$"\n[servers."x"]\nm = {{ {", ".join(f"{k} = {v}" for k, v in prices.items())} }}\n')
+    with pytest.raises(ConfigError, match=r"not below 0, got"):
+        list_prices({})
+
+
+def test_a_budget_is_a_number():
+    with pytest.raises(ConfigError, match="max_cost must be at least 0, got nan"):
+        RunConfig(tasks="x", prices={"policy": Price(1.0, 1.0)}, max_cost=math.nan)
 
 
 @pytest.mark.anyio

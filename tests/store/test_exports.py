@@ -111,6 +111,14 @@ async def test_a_run_without_rows_is_an_empty_file_with_the_columns(store, tmp_p
     assert table.num_rows == 0 and "input_ids" in table.column_names
 
 
+async def test_what_a_format_does_not_know_is_refused(store, tmp_path):
+    for name in ("a.jsonl", "a.turns.jsonl", "a.eval"):
+        with pytest.raises(ConfigError, match="without a reward in any case"):
+            await export(store, "run1", tmp_path / name, format="turns" if "turns" in name else None, unscored=True)
+    with pytest.raises(ConfigError, match="has no suffix to tell its format by"):
+        await export(store, "run1", tmp_path / "noext")
+
+
 async def test_an_export_that_fails_leaves_no_file(store, tmp_path):
     await keep(store, "r1")
     with pytest.raises(ConfigError):

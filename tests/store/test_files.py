@@ -5,6 +5,7 @@ import os
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from sqlalchemy import text
@@ -116,6 +117,22 @@ async def test_a_wider_file_of_ours_is_narrowed_with_one_line(tmp_path, caplog):
     assert [record.getMessage() for record in caplog.records] == [
         f"{where} was readable by other users (mode 644); it is now its owner's alone (600)"
     ]
+
+
+@pytest.mark.parametrize("create", [False, True])
+@pytest.mark.parametrize("kind", ["text", "database"])
+async def test_a_file_of_another_program_keeps_its_mode(tmp_path, kind, create):
+    where = tmp_path / "others.db"
+    if kind == "text":
+        where.write_text("a file that somebody named by mistake, and that others read")
+    else:
+        with closing(sqlite3.connect(where)) as connection:
+            connection.execute("CREATE TABLE theirs (name TEXT)")
+    where.chmod(0o644)
+    with pytest.raises(StoreError):
+        async with Store.open(where, create=create):
+            pass
+    assert mode(where) == 0o644
 
 
 async def test_a_wider_file_of_another_user_is_refused_for_secrets_only(tmp_path):

@@ -1,7 +1,9 @@
 """`make-tasks`: faults by rule, what an agent is given of a package, and tasks that are proved before they are kept."""
 
+import io
 import subprocess
 import tarfile
+import zipfile
 
 import pytest
 from typer.testing import CliRunner
@@ -10,9 +12,19 @@ from rollyard.cli.main import app
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks.harbor.load import load_folder
+from rollyard.tasks.synthesis.bug_task import PYTEST, SuiteOptions
 from rollyard.tasks.synthesis.mutations import KINDS, find_mutations
 from rollyard.tasks.synthesis.package import read_package
-from rollyard.testing.make_tasks import MakeOptions, make_tasks, open_package, order_faults, tabulate
+from rollyard.testing.make_tasks import (
+    MadeTasks,
+    MakeOptions,
+    TriedFault,
+    make_tasks,
+    open_package,
+    order_faults,
+    tabulate,
+)
+from rollyard.testing.package_suite import find_stable, open_suite
 from rollyard.testing.tasks import CheckOptions, check_task
 
 CALC = '''"""Small sums."""
@@ -230,3 +242,66 @@ def test_mistakes_are_told_before_anything_runs(sdist, tmp_path):
     (tmp_path / "bare" / "calc.py").write_text(CALC)
     with pytest.raises(ConfigError, match="no tests in it"):
         read_package(tmp_path / "bare", "bare")
+
+
+def test_an_archive_that_ends_too_soon_is_no_source(sdist, tmp_path):
+    cut = tmp_path / "cut-1.tar.gz"
+    cut.write_bytes(sdist.read_bytes()[: sdist.stat().st_size // 2])
+    with pytest.raises(ConfigError, match=r"cut-1.tar.gz: cannot be unpacked: it ends too soon"):
+        open_package(str(cut))
+
+
+@pytest.mark.parametrize("ending", ["tar.gz", "zip"])
+def test_an_archive_that_would_fill_the_disk_is_not_unpacked(tmp_path, ending):
+    """Its members say that they hold more than they could; nothing of them is written to tell."""
+    bomb = tmp_path / f"bomb-1.{ending}"
+    if ending == "zip":
+        with zipfile.ZipFile(bomb, "w") as members:
+            members.writestr("bomb-1/big", b"")
+            members.infolist()[0].file_size = 2**31 - 1
+    else:
+        with tarfile.open(bomb, "w:gz") as members:
+            head = tarfile.TarInfo("bomb-1/big")
+            members.addfile(head, io.BytesIO())
+            head.size = 2**40
+            members.fileobj.write(head.tobuf())
+    with pytest.raises(ConfigError, match="holds more than 100 times its own size"):
+        open_package(str(bomb))
+
+
+def test_what_is_wrong_with_an_archive_names_the_archive(tmp_path):
+    with tarfile.open(tmp_path / "bare-1.tar.gz", "w:gz") as members:
+        members.addfile(tarfile.TarInfo("bare-1/calc.py"), io.BytesIO())
+    with pytest.raises(ConfigError, match=r"^bare-1: no tests in it"):
+        open_package(str(tmp_path / "bare-1.tar.gz"))
+
+
+@pytest.mark.parametrize("root", ["", "src/"])
+def test_a_package_that_pytest_itself_needs_is_refused(tmp_path, root):
+    for name, text in {f"{root}iniconfig/__init__.py": CALC, "tests/test_calc.py": TESTS}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match="pytest needs iniconfig itself"):
+        read_package(tmp_path, "iniconfig")
+
+
+@pytest.mark.anyio
+async def test_folders_of_tests_with_one_name_are_told_apart(tmp_path, backend):
+    """As they lie below packages: `calc/tests` and `calc/deep/tests`."""
+    for folder in ("calc", "calc/deep"):
+        (tmp_path / folder / "tests").mkdir(parents=True)
+        for name in ("__init__.py", "tests/__init__.py"):
+            (tmp_path / folder / name).write_text("")
+        (tmp_path / folder / "tests" / f"test_{folder[5:] or 'top'}.py").write_text(
+            "import calc\n\ndef test_it(): pass\n"
+        )
+    package = read_package(tmp_path, "calc")
+    async with open_suite(package, SuiteOptions(layer=f"pip:{PYTEST}"), backend, Provision.of(backend)) as suite:
+        found = await find_stable(suite, 1)
+    assert (found.tests, found.left_out) == (2, ())
+
+
+def test_a_fault_that_was_one_too_many_says_so():
+    fault = TriedFault(name="a", kind="loop", path="a.py", function="f", failing=1)
+    (row,) = tabulate(MadeTasks(package="p", tests=1, left_out=(), made=(), tried=(fault,)))
+    assert row["left out because"] == "enough were made (1)"

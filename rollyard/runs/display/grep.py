@@ -62,7 +62,7 @@ def _text(found: Found, pattern: re.Pattern[str], last: str) -> str:
     if not sys.stdout.isatty():
         return printable(f"{found.rollout_id}  {found.task_id}  {who}  {place}: {_cut(found.line, pattern, _LINE)}")
     head = paint(printable(f"{short_id(found.rollout_id)}  {found.task_id}  {who}"), BOLD) + "\n"
-    room = os.get_terminal_size(sys.stdout.fileno()).columns - len(f"  {place}: ......")
+    room = (os.get_terminal_size(sys.stdout.fileno()).columns or 80) - len(f"  {place}: ......")
     line = printable(_cut(found.line, pattern, max(room, _LEAST)))
     line = pattern.sub(lambda match: paint(match[0], RED) if match[0] else "", line)
     return f"{'' if found.rollout_id == last else chr(10) + head if last else head}  {place}: {line}"

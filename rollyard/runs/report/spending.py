@@ -7,6 +7,7 @@ score is of a rollout that was cut short for money.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -31,6 +32,11 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     prompt: float
     completion: float
     cached: float | None = None
+
+    def __post_init__(self) -> None:
+        for price in (self.prompt, self.completion, self.cached or 0.0):
+            if not 0.0 <= price < math.inf:
+                raise ValueError(f"a price is a number that is not below 0, got {price}")
 
     def of(self, used: Used) -> float:
         prompt, cached = used.prompt_tokens or 0, 0

@@ -21,7 +21,7 @@ async def choose_way(
     start = await _find_start(plan.branch, parent, backend, provision)
     against = _find_hindrance(plan, parent, start)
     if how == "resume" and against is not None:
-        raise Unsupported(f"branch point {plan.branch} cannot be resumed: {against}", hint="how='replay' runs it again")
+        raise Unsupported(f"branch point {plan.branch} cannot be resumed: {against}", hint="--how replay runs it again")
     resumed = how != "replay" and against is None
     return msgspec.structs.replace(plan, start=start, resumed=resumed)
 
@@ -43,7 +43,7 @@ def _find_hindrance(plan: RolloutPlan, parent: Rollout, start: CallSnapshot | No
         return "a session is gone on from at a call, and not behind its end"
     if start is None:
         return (
-            "there is no snapshot of the sandbox at that call (`snapshot_every`), or no longer, or on another machine"
+            "there is no snapshot of the sandbox at that call (--snapshot-every), or no longer, or on another machine"
         )
     if start.background:
         return f"programs ran in the background there, which a snapshot has not: {', '.join(sorted(set(start.background)))}"

@@ -188,8 +188,8 @@ def store_option(store: str) -> str:
 
 
 def terminal_width() -> int:
-    """Of standard output; where that is no terminal, lines are as long as they are."""
-    return os.get_terminal_size(1).columns if os.isatty(1) else 240
+    """Of standard output; where that is no terminal, lines are as long as they are. A terminal may not know its width."""
+    return os.get_terminal_size(1).columns or 80 if os.isatty(1) else 240
 
 
 def _config(request: RunRequest, tasks: str) -> RunConfig:

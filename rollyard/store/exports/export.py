@@ -84,6 +84,11 @@ async def export(
     path = Path(out)
     chosen = _choose_format(format, path)
     _check_kinds(kinds, chosen)
+    if unscored and chosen not in ("samples", "parquet"):
+        raise ConfigError(
+            f"the format {chosen!r} has rollouts without a reward in any case",
+            hint="unscored is for samples and parquet",
+        )
     if not path.parent.is_dir():
         raise ConfigError(f"{path.parent} is not a directory")
     info = await store.get_run(run_id)
@@ -125,6 +130,10 @@ async def export(
 
 def _choose_format(format: Format | None, path: Path) -> Format:
     found = format or _BY_SUFFIX.get(path.suffix) or ("atif" if path.is_dir() else None)
+    if found is None and not path.suffix:
+        raise ConfigError(
+            f"{path} has no suffix to tell its format by", hint=f"name the format: {', '.join(get_args(Format))}"
+        )
     if found is None or found not in get_args(Format):
         raise UnknownName("export format", str(format or path.suffix), get_args(Format))
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -70,9 +70,15 @@ def pytest_options(package: PackageSource, options: SuiteOptions) -> dict[str, A
     return {
         "paths": [SUITE],
         "pythonpath": [f"{WORKDIR}/{root}".rstrip("/") for root in package.roots],
-        "args": list(options.arguments),
+        "args": [*_import_mode(package), *options.arguments],
         "timeout_s": options.timeout_s,
     }
+
+
+def _import_mode(package: PackageSource) -> list[str]:
+    """Folders of tests below a package are packages of the same name once they lie apart from it: pytest must tell them apart."""
+    folders = [PurePosixPath(path).parent.name for path in package.tests if path.endswith("/__init__.py")]
+    return ["--import-mode=importlib"] if len(set(folders)) < len(folders) else []
 
 
 def _describe(package: PackageSource, failing: Mapping[str, str]) -> str:

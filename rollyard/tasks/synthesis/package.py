@@ -23,6 +23,8 @@ _NOT_SOURCE = {
     "bench", "scripts", "tools", "_vendor", "vendor", "_vendored",
 }  # fmt: skip
 
+_OF_PYTEST = {"_pytest", "iniconfig", "packaging", "pluggy", "pygments", "pytest"}  # in use before it runs any test
+
 
 class PackageSource(msgspec.Struct, frozen=True, kw_only=True):
     """`visible` is what an agent gets: no tests, and no copies of the source in archives, history and caches. `tests` are
@@ -46,12 +48,15 @@ def read_package(folder: Path, name: str) -> PackageSource:
     roots = ("src", "") if any(path.startswith("src/") and path.endswith(".py") for path in visible) else ("",)
     sources = tuple(path for path, data in visible.items() if _is_source(path, data, roots[0]))
     if not any(path.endswith(".py") for path in tests):
-        raise ConfigError(
-            f"{folder}: no tests in it", hint="an sdist without its tests cannot be used; take a checkout"
-        )
+        raise ConfigError(f"{name}: no tests in it", hint="an sdist without its tests cannot be used; take a checkout")
     if not sources:
         raise ConfigError(
-            f"{folder}: no Python package or module in it", hint="name the folder that holds setup.py or src/"
+            f"{name}: no Python package or module in it", hint="name the folder that holds setup.py or src/"
+        )
+    if own := _OF_PYTEST & {PurePosixPath(path).relative_to(roots[0]).parts[0].removesuffix(".py") for path in sources}:
+        raise ConfigError(
+            f"{name}: pytest needs {min(own)} itself, so that tests are of pytest's copy and find no fault in this one",
+            hint="take another package",
         )
     return PackageSource(name=name, visible=visible, tests=tests, sources=sources, roots=roots)
 
