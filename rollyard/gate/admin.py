@@ -161,8 +161,11 @@ class Admin:
 
     async def supply(self, request: Request) -> Response:
         given = await read_body(request, SuppliedSecret)
+        asked = request.path_params["session_id"]
+        if asked not in self._gate.sessions:
+            raise OperatorRefused(404, "unknown session")
         try:
-            session = self._gate.supply(request.path_params["session_id"], api_key=given.api_key)
+            session = self._gate.supply(asked, api_key=given.api_key)
         except ConfigError as error:
             raise OperatorRefused(409, error.message) from error
         return as_json(_summary(session))

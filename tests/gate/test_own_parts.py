@@ -92,6 +92,8 @@ async def test_only_what_is_missing_can_be_supplied_and_tools_must_be_the_same(k
         assert list(shown.json["missing"]) == ["api_key"]
         patched = await send(gate, request("PATCH", path, key=ADMIN, body={"api_key": "sk-new"}))
         assert (patched.status, patched.json["missing"]) == (200, {})
+        nobody = await send(gate, request("PATCH", "/sessions/nobody", key=ADMIN, body={"api_key": "sk-new"}))
+        assert nobody.status == 404
         assert (await send(gate, request("PATCH", path, key=ADMIN, body={"api_key": "sk-new"}))).status == 409
         assert content(await say(gate, killed["secret"])) == "key sk-new"
 

@@ -32,6 +32,7 @@ PROGRAMS = {
 }  # by a name on PATH, or where packages put them
 _LINKS = tuple(map(Path, ("/lib", "/lib64", "/bin", "/sbin")))
 _OVERHEAD_MB = 384  # qemu, virtiofsd and what keeps programs, beside the guest's memory
+_GUEST_MB = 128  # the guest's kernel, its first files and its first program, beside what programs may use
 _DEFAULT_MB, _DEFAULT_CPUS = 2048, 2
 
 
@@ -66,7 +67,7 @@ class MicrovmUse:
             "qemu": qemu,
             "virtiofsd": virtiofsd,
             "links": {path.name: str(path.readlink()) for path in _LINKS if path.is_symlink()},
-            "memory_mb": spec.resources.memory_mb or _DEFAULT_MB,
+            "memory_mb": (spec.resources.memory_mb or _DEFAULT_MB) + _GUEST_MB,
             "cpus": min(os.cpu_count() or 1, math.ceil(spec.resources.cpus or _DEFAULT_CPUS)) if kvm else 1,
             "pids": spec.resources.pids or DEFAULT_PIDS,
             "accelerator": "kvm" if kvm else "tcg",
@@ -110,7 +111,8 @@ def _refuse(spec: SandboxSpec) -> None:
 
 def outer_resources(spec: SandboxSpec, tmpfs_mb: int) -> Resources:
     """The limits of the sandbox around the machine: the guest keeps its programs to their own."""
-    memory = (spec.resources.memory_mb or _DEFAULT_MB) + _OVERHEAD_MB + (tmpfs_mb if spec.disk == "tmpfs" else 0)
+    memory = (spec.resources.memory_mb or _DEFAULT_MB) + _GUEST_MB + _OVERHEAD_MB
+    memory += tmpfs_mb if spec.disk == "tmpfs" else 0
     return msgspec.structs.replace(spec.resources, memory_mb=memory, pids=DEFAULT_PIDS)
 
 
