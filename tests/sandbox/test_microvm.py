@@ -104,7 +104,6 @@ async def test_ports_lead_both_ways_and_what_is_killed_is_dead_with_all_that_cam
 
 
 @needs_machine
-@pytest.mark.skipif(not microvm.can_use_kvm(), reason="without KVM a verdict's checks can outlast their minute")
 @pytest.mark.slow
 async def test_a_rollout_reaches_the_gate_from_there(backend):
     script = ry.policy.scripted({"steps": [{"shell": "uname -r > out.txt"}, {"text": "done"}]})
