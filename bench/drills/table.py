@@ -47,9 +47,9 @@ A line's *attempts* and *seed* say what it was run with; it stays until its dril
 two cores other work kept at a load of about 20. The seed chooses when and where each fault comes; what the scheduler does in
 between is not repeatable. The faults are described in `bench/drills/cluster.py`, `cut_off.py` and `plane.py`.
 
-The campaign of 1,000 attempts with a fault every 40 s (worker, zygote, database, gate, driver, node; 10 faults in 421 s, load 15 to 20):
-1,036 claims, 1,000 committed and scored, 0 lost, 0 twice, 0 left behind; the driver held 172 MB at its beginning and at its end, workers grew
-by at most 3 MB.
+The campaign of 1,000 attempts with a fault every 40 s (worker, zygote, database, gate, driver, node; 10 faults in 421 s, load
+15 to 20): 1,036 claims, 1,000 committed and scored, 0 lost, 0 twice, 0 left behind; the driver held 172 MB at its beginning and
+at its end, workers grew by at most 3 MB.
 """
 
 
