@@ -51,7 +51,7 @@ async def main(part, agent, tasks, script, out):
         assert (told["agent"], told["status"], told["reward"]) == (agent, "completed", 1.0), told
         assert trace.errors == [] and trace.reward == reward, (trace.errors, trace.reward)
         assert len(trace.calls) >= 4 and len(trace.nodes) >= 8, (len(trace.calls), len(trace.nodes))
-    print("ok")
+    print("\nok")
 
 
 asyncio.run(main(*sys.argv[1:]))
