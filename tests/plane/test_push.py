@@ -242,6 +242,8 @@ def test_the_network_of_builds_is_the_operators_word():
     assert hosts_of_builds("public") == ("*",)
     with pytest.raises(ConfigError, match="not 'task'"):
         hosts_of_builds("task")
+    with pytest.raises(ConfigError, match="none, allow:HOST,... or public, not 'bogus'"):
+        hosts_of_builds("bogus")
 
 
 @pytest.mark.parametrize(

@@ -234,11 +234,13 @@ def _check_snapshots(plan: RolloutPlan, task: Task, backend: Backend) -> None:
 
 
 def _check_sleep(plan: RolloutPlan, backend: Backend) -> None:
-    what = "sleep_after pages an agent's memory out"
+    what = "an agent that sleeps has its memory paged out"
     if not isinstance(backend, SleepsSandboxes):
-        raise Unsupported(f"{what}, and backend {backend.name!r} cannot", hint="drop sleep_after, or choose local")
+        raise Unsupported(
+            f"{what}, and backend {backend.name!r} cannot", hint="let agents stay awake, or choose the backend local"
+        )
     if plan.mode == "black_box" or not plan.agent.calls_model:
-        raise Unsupported(f"{what} while a model call is held, and none is read here", hint="drop sleep_after")
+        raise Unsupported(f"{what} while a model call is held, and none is read here", hint="let agents stay awake")
     if plan.options.max_staleness is not None:
         raise Unsupported("sleep_after and max_staleness do not go together", hint="drop one of them")
     if plan.agent.freeze_s and not backend.capabilities.pause:

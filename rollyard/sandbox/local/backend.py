@@ -438,7 +438,7 @@ class LocalBackend:
         if not self._memory.has_swap():
             raise Unsupported(
                 "sandboxes can sleep where their memory has somewhere to go, and this machine has no swap switched on",
-                hint="switch zram or a swap file on (docs/capacity.md has the commands), or leave sleep_after out",
+                hint="switch zram or a swap file on (docs/capacity.md has the commands), or let agents stay awake",
             )
 
     async def page_out(self, pid: int) -> None:
