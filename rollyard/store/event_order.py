@@ -23,7 +23,7 @@ from rollyard.store.events import latest
 from rollyard.store.values import StoredEvent
 
 _PAUSE_S = 0.005  # an append lasts about as long
-_FEW_S = 1.0  # how long one look waits for appends under way
+_FEW_S = 0.25  # how long one look waits for appends under way
 _MANY_S = 45.0  # longer than the server lets a transaction stand still
 _APPENDING = text(
     "SELECT virtualtransaction FROM pg_locks WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted "
