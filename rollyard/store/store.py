@@ -46,6 +46,7 @@ from rollyard.store.values import StoredEvent
 from rollyard.trajectory.trajectory import Trajectory
 
 _STREAMED = 64  # rollouts read at once while streaming
+_REMOVED = 200  # rollouts that go in one transaction
 
 
 class Store(Records):
@@ -266,7 +267,17 @@ class Store(Records):
     # housekeeping
 
     resolve = reads(_clean.resolve)
-    delete_run = writes(_clean.delete_run)
+    _delete_rollouts = writes(_clean.delete_rollouts)
+    _delete_run = writes(_clean.delete_run)
+
+    async def delete_run(self, run_id: str) -> int:
+        """Remove a run with all its rollouts; gives how many those were. Bodies go with `sweep`. Rollouts go some at a time,
+        each time in a transaction of its own, so that others need not wait for all of them; broken off, it may be repeated."""
+        gone = 0
+        while some := await self._delete_rollouts(run_id, limit=_REMOVED):
+            gone += some
+        return gone + await self._delete_run(run_id)
+
     sweep = writes_at(_clean.sweep)
 
     async def backup(self, target: Path) -> None:
