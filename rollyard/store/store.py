@@ -46,7 +46,6 @@ from rollyard.store.values import StoredEvent
 from rollyard.trajectory.trajectory import Trajectory
 
 _STREAMED = 64  # rollouts read at once while streaming
-_REMOVED = 200  # rollouts that go in one transaction
 
 
 class Store(Records):
@@ -270,11 +269,11 @@ class Store(Records):
     _delete_rollouts = writes(_clean.delete_rollouts)
     _delete_run = writes(_clean.delete_run)
 
-    async def delete_run(self, run_id: str) -> int:
-        """Remove a run with all its rollouts; gives how many those were. Bodies go with `sweep`. Rollouts go some at a time,
-        each time in a transaction of its own, so that others need not wait for all of them; broken off, it may be repeated."""
+    async def delete_run(self, run_id: str, *, at_once: int = 200) -> int:
+        """Remove a run with all its rollouts; gives how many those were. Bodies go with `sweep`. A transaction takes no more
+        than `at_once`, so that others need not wait for all of them; broken off, it may be repeated."""
         gone = 0
-        while some := await self._delete_rollouts(run_id, limit=_REMOVED):
+        while some := await self._delete_rollouts(run_id, limit=at_once):
             gone += some
         return gone + await self._delete_run(run_id)
 

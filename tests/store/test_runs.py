@@ -291,6 +291,32 @@ async def test_a_deleted_run_takes_its_rollouts_and_a_sweep_their_bodies(store):
         await store.get_rollout("ro1")
 
 
+async def test_a_run_is_removed_in_transactions_of_a_few_rollouts_and_can_be_broken_off(store):
+    """What removes a large run must not keep the others from their store meanwhile."""
+    await store.create_run({}, id="run1")
+    for n in range(5):
+        told = [Event(at=1.0, name="committed", run_id="run1", rollout_id=f"ro{n}")]
+        await store.commit_rollout(rollout(f"ro{n}"), told=told)
+    left, write = [], store.database.write
+
+    async def counted(work):
+        done = await write(work)
+        left.append((await store.list_rollouts(RolloutQuery(run_id="run1"))).total)
+        if left == [3]:
+            raise StoreError("the connection is gone")
+        return done
+
+    store.database.write = counted
+    with pytest.raises(StoreError, match="is gone"):
+        await store.delete_run("run1", at_once=2)
+    assert [stored.event.rollout_id for stored in await store.events()] == ["ro2", "ro3", "ro4"]
+    assert (await store.get_run("run1")).rollouts == 3
+    assert await store.delete_run("run1", at_once=2) == 3
+    assert left[:3] == [3, 1, 0] and await store.events() == []
+    with pytest.raises(StoreError, match="no run"):
+        await store.get_run("run1")
+
+
 async def test_a_backup_is_a_store(store, tmp_path, request):
     await store.commit_rollout(rollout())
     copy = tmp_path / "copy.db"
