@@ -15,6 +15,7 @@ import asyncio
 import os
 import tempfile
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import asyncpg
@@ -124,15 +125,33 @@ async def measure(
     return {"rollouts_per_s": rollouts / (ended - began), **per}
 
 
-async def append_s(postgres: PostgresServer) -> float:
-    """One append of a batch of events, alone: it is what others wait for."""
-    async with ry.Store.open(postgres.url) as store:
-        batch = [Event(at=1.0, name="x", run_id="r", rollout_id="o", fields={"a": 1}) for _ in range(10)]
-        await store.event(*batch)
-        began = time.monotonic()
-        for _ in range(50):
+async def appends_per_s(postgres: PostgresServer, writers: int, each: int = 60) -> float:
+    """Commits of ten events each, from processes' worth of connections at once, beside a reader that follows them."""
+    batch = [Event(at=1.0, name="x", run_id="r", rollout_id="o", fields={"a": 1}) for _ in range(10)]
+
+    async def write(store: ry.Store) -> None:
+        for _ in range(each):
             await store.event(*batch)
-        return (time.monotonic() - began) / 50
+
+    async def follow(store: ry.Store, after: int) -> None:
+        async for _ in store.watch(run_id="r", after=after):
+            pass
+
+    async with AsyncExitStack() as stack:
+        stores = [await stack.enter_async_context(ry.Store.open(postgres.url)) for _ in range(-(-writers // 16))]
+        await asyncio.gather(*(stores[n % len(stores)].event(*batch) for n in range(writers)))
+        following = asyncio.create_task(follow(stores[0], await stores[0].latest_event()))
+        began = time.monotonic()
+        await asyncio.gather(*(write(stores[n % len(stores)]) for n in range(writers)))
+        took = time.monotonic() - began
+        following.cancel()
+        await asyncio.wait([following])
+        return writers * each / took
+
+
+async def appends(postgres: PostgresServer) -> None:
+    for writers in (1, 8, 32, 64):
+        print(f"{writers:3} writers: {await appends_per_s(postgres, writers):7.0f} appends/s", flush=True)
 
 
 async def measured(nodes: list[int], count: int, per_node: int) -> tuple[list[dict], Constants]:
@@ -151,7 +170,7 @@ async def measured(nodes: list[int], count: int, per_node: int) -> tuple[list[di
                         rows.append({"nodes": n, "turns": turns, **found})
                         print(line(rows[-1]), flush=True)
                 if n == nodes[-1]:
-                    waited = await append_s(postgres)
+                    await appends(postgres)
             finally:
                 postgres.close()
     short, long = rows[0], rows[1]
@@ -166,7 +185,6 @@ async def measured(nodes: list[int], count: int, per_node: int) -> tuple[list[di
         store_rollout=round(short["transactions"] - 2 * call["transactions"], 1),
         store_call=round(call["transactions"], 2),
         store_txn_s=round(short["database"] / short["transactions"], 6),
-        append_s=round(waited / 3, 5),
     )
     return rows, constants
 

@@ -25,7 +25,6 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     store_rollout: float  # transactions per rollout beside its calls
     store_call: float  # and per call
     store_txn_s: float  # the database server's CPU per transaction
-    append_s: float  # how long an append of events keeps the others waiting
     flush_s: float = 2.0  # between a worker's batches of events
     lease_s: float = 60.0
 
@@ -82,10 +81,10 @@ def simulate(constants: Constants, site: Site, concurrent: int, *, rounds: float
     chance = random.Random(seed)
     nodes = max(1, -(-concurrent // site.rollouts_per_node))
     workers = nodes * site.workers_per_node
-    beats = workers * (2 * 3 / constants.lease_s) * constants.store_txn_s / site.store_cores
-    appends = workers / constants.flush_s * constants.append_s  # every worker flushes what its rollouts told
-    store = Server("database CPU", site.store_cores, min(0.95, beats))
-    lock = Server("event append", 1, min(0.95, appends))
+    by_worker = 2 * 3 / constants.lease_s + 1 / constants.flush_s  # heartbeats, and what its rollouts told
+    store = Server(
+        "database CPU", site.store_cores, min(0.95, workers * by_worker * constants.store_txn_s / site.store_cores)
+    )
     model = Server("model servers", min(site.model_calls, 2_000_000) if site.model_calls < concurrent else concurrent)
     loops = [Server("worker loop", 1) for _ in range(workers)]
     cpus = [Server("node CPU", site.node_cores) for _ in range(nodes)]
@@ -103,14 +102,13 @@ def simulate(constants: Constants, site: Site, concurrent: int, *, rounds: float
         yield cpu.serve(now[0], constants.node_rollout_s / 2)
         at = loop.serve(now[0], constants.worker_rollout_s / 2)
         yield store.serve(at, constants.store_txn_s * constants.store_rollout / 2)
-        yield lock.serve(now[0], constants.append_s)
 
     now = [0.0]
     ideal = site.turns * (site.answer_s + site.tool_s) + constants.node_rollout_s + constants.worker_rollout_s
     ideal += site.turns * (constants.worker_call_s + constants.node_call_s)
     horizon = ideal * rounds
     walls, done = run(life, now, concurrent, ideal, horizon, chance)
-    kinds = {"worker loop": loops, "node CPU": cpus, "database CPU": [store], "event append": [lock]}
+    kinds = {"worker loop": loops, "node CPU": cpus, "database CPU": [store]}
     used = {name: max(server.used(now[0]) for server in servers) for name, servers in kinds.items()}
     if site.model_calls < concurrent:
         used["model servers"] = model.used(now[0])

@@ -29,6 +29,7 @@ from rollyard.store.schema import (
 
 _record = msgspec.msgpack.Decoder(CallRecord)
 _delta = msgspec.msgpack.Decoder(Delta)
+_OF_ROLLOUTS = (calls, nodes, verdicts, artifacts, notes, texts, events, sessions)
 _SHOWN = 5
 _NEWEST = 200  # runs whose names are held against one that is not there
 
@@ -78,13 +79,22 @@ def _run_by_name(connection: Connection, name: str) -> str | None:
     return None
 
 
+def delete_rollouts(connection: Connection, run_id: str, *, limit: int) -> int:
+    """Remove some of a run's rollouts with all that is theirs; gives how many."""
+    some = list(connection.execute(select(rollouts.c.id).where(rollouts.c.run_id == run_id).limit(limit)).scalars())
+    for table in _OF_ROLLOUTS:
+        connection.execute(delete(table).where(table.c.rollout_id.in_(some)))
+    connection.execute(delete(rollouts).where(rollouts.c.id.in_(some)))
+    return len(some)
+
+
 def delete_run(connection: Connection, run_id: str) -> int:
-    """Remove a run with all its rollouts; gives how many those were. Bodies go with `sweep`."""
+    """Remove a run with the rollouts that it still has; gives how many those were."""
     if connection.execute(select(runs.c.id).where(runs.c.id == run_id)).first() is None:
         raise StoreError(f"no run {run_id}", hint="rollyard list shows those there are")
     lost = select(sessions.c.rollout_id).join(attempts, attempts.c.id == sessions.c.attempt_id)  # of workers that died
     own = select(rollouts.c.id).where(rollouts.c.run_id == run_id).union(lost.where(attempts.c.run_id == run_id))
-    for table in (calls, nodes, verdicts, artifacts, notes, texts, events, sessions):
+    for table in _OF_ROLLOUTS:
         connection.execute(delete(table).where(table.c.rollout_id.in_(own)))
     connection.execute(delete(events).where(events.c.run_id == run_id))
     count = connection.execute(delete(rollouts).where(rollouts.c.run_id == run_id)).rowcount

@@ -1,7 +1,7 @@
 """Events: appended as they happen, read by number.
 
-Numbers are handed out in commit order. On PostgreSQL a sequence alone does not give that: two transactions may commit in the
-other order, and a reader that has seen the later number would never see the earlier one. So appends take turns there.
+On SQLite numbers are in the order of commits. On PostgreSQL they are not: readers that go on from a number are given those that
+are settled (`event_order.py`).
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, func, insert, select, text
+from sqlalchemy import Connection, func, insert, select
 
 from rollyard.core.events import Event
 from rollyard.core.lease import Lease
 from rollyard.store import leases
 from rollyard.store.schema import events
 from rollyard.store.values import StoredEvent
-
-APPEND_LOCK = 7_031_115_902  # PostgreSQL's advisory lock of the one that appends
 
 
 def append(connection: Connection, new: list[Event]) -> None:
@@ -32,8 +30,6 @@ def append(connection: Connection, new: list[Event]) -> None:
         }
         for event in new
     ]
-    if connection.dialect.name == "postgresql":  # last: others wait for it until this transaction ends
-        connection.execute(text(f"SELECT pg_advisory_xact_lock({APPEND_LOCK})"))
     connection.execute(insert(events), rows)
 
 
@@ -50,17 +46,20 @@ def latest(connection: Connection) -> int:
     return connection.execute(select(func.coalesce(func.max(events.c.seq), 0))).scalar_one()
 
 
-def after(
+def between(
     connection: Connection,
     *,
+    after: int,
+    until: int | None = None,
     run_id: str | None = None,
     rollout_id: str | None = None,
     name: str | None = None,
-    after: int = 0,
     limit: int = 1000,
 ) -> list[StoredEvent]:
-    """Events past number `after`, in order."""
+    """Events past one number and up to another, in order."""
     query = select(events).where(events.c.seq > after).order_by(events.c.seq).limit(limit)
+    if until is not None:
+        query = query.where(events.c.seq <= until)
     if run_id is not None:
         query = query.where(events.c.run_id == run_id)
     if rollout_id is not None:
@@ -68,6 +67,11 @@ def after(
     if name is not None:
         query = query.where(events.c.name == name)
     return [_event_of(row) for row in connection.execute(query)]
+
+
+def has_more(connection: Connection, run_id: str, *, after: int, name: str | None = None) -> bool:
+    """Whether a run has events past a number, also those that `events` does not give yet."""
+    return bool(between(connection, after=after, run_id=run_id, name=name, limit=1))
 
 
 def recent(connection: Connection, run_id: str, *, limit: int = 1000) -> list[StoredEvent]:

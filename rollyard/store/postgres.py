@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sqlalchemy import URL, Connection, delete, make_url, select, update
+from sqlalchemy import URL, Connection, delete, event, make_url, select, update
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import create_async_engine
 
@@ -34,7 +34,13 @@ CONNECT_S = 10.0
 CONNECTIONS = 16
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 2.0
 REPEATABLE = ("40001", "40P01")  # serialization failure, deadlock
-AWAY = ("08", "53", "57P")  # connection lost; no disk, memory or connections left; shut down, crashed or starting up
+AWAY = (
+    "08",  # connection lost
+    "53",  # no disk, memory or connections left
+    "57P",  # shut down, crashed or starting up
+    "25P03",  # the transaction stood still for `IDLE_S`
+)
+IDLE_S = 30.0  # after which the server ends a transaction that stands still: others wait for what it locked
 _CLOSE_S = 5.0
 _log = Log("rollyard.store")
 _put_seats = Put(seats, ("id", "token"), there="keep")
@@ -64,6 +70,7 @@ class PostgresDatabase:
             pool_timeout=DEADLINE_S,
             connect_args={"timeout": CONNECT_S},
         )
+        event.listen(self._engine.sync_engine, "connect", _bound_idle)
         self._name = secrets.token_hex(8)
         self._room = asyncio.Semaphore(CONNECTIONS)
         self._free: list[str] = []
@@ -177,6 +184,14 @@ class PostgresDatabase:
                 return _Again(f"{type(error.orig).__name__}: {error.orig}")
             return StoreError(f"the database {self.where} refused: {error.orig}")
         return StoreError(f"the database {self.where} refused: {error}")
+
+
+def _bound_idle(raw: Any, _: Any) -> None:
+    """A process that is frozen in the middle of a transaction must not keep everybody else waiting."""
+    cursor = raw.cursor()
+    cursor.execute(f"SET idle_in_transaction_session_timeout = {IDLE_S * 1000:.0f}")
+    cursor.close()
+    raw.commit()
 
 
 def _token(connection: Connection, seat: str) -> bytes | None:

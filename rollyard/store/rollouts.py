@@ -79,7 +79,7 @@ def commit(
     if owes and rollout.run_id is not None:
         runs.add_attempts(connection, rollout.run_id, owes)
     if told:
-        events.append(connection, list(told))  # last: on PostgreSQL appending takes turns
+        events.append(connection, list(told))  # last: readers of later events wait until this transaction ends
 
 
 def put_files(connection: Connection, rollout_id: str, files: Mapping[str, bytes], *, collected: bool) -> None:

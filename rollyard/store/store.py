@@ -37,6 +37,7 @@ from rollyard.store import runs as _runs
 from rollyard.store import texts as _texts
 from rollyard.store.data_frames import RolloutList
 from rollyard.store.database import Database
+from rollyard.store.event_order import EventOrder
 from rollyard.store.methods import Records, reads, writes, writes_at, writes_lease
 from rollyard.store.migrate import prepare
 from rollyard.store.sqlite import SQLite, Synchronous
@@ -53,6 +54,7 @@ class Store(Records):
     def __init__(self, database: Database, clock: Callable[[], float] | None, where: str) -> None:
         super().__init__(database, clock)
         self.where = where
+        self._order = EventOrder(database) if self.shared else None
 
     @property
     def shared(self) -> bool:
@@ -206,8 +208,28 @@ class Store(Records):
         if told:
             await self.database.write(partial(_events.append_held, told=told))
 
-    latest_event = reads(_events.latest)
-    events = reads(_events.after)
+    async def latest_event(self) -> int:
+        """The number of the newest event, to go on from; 0 when there is none."""
+        return await (self.database.read(_events.latest) if self._order is None else self._order.latest())
+
+    async def events(
+        self,
+        *,
+        run_id: str | None = None,
+        rollout_id: str | None = None,
+        name: str | None = None,
+        after: int | None = None,
+        limit: int = 1000,
+    ) -> list[StoredEvent]:
+        """Events in order: those there are, or with `after` those past that number. A reader that goes on from the last number
+        it was given misses none and sees none twice; on PostgreSQL it is given an event once all that were numbered before it
+        are there too."""
+        find = partial(_events.between, run_id=run_id, rollout_id=rollout_id, name=name, limit=limit)
+        if after is None or self._order is None:
+            return await self.database.read(partial(find, after=after or 0))
+        return await self._order.follow(find, after)
+
+    has_more_events = reads(_events.has_more)
     recent_events = reads(_events.recent)
 
     async def watch(
@@ -244,7 +266,17 @@ class Store(Records):
     # housekeeping
 
     resolve = reads(_clean.resolve)
-    delete_run = writes(_clean.delete_run)
+    _delete_rollouts = writes(_clean.delete_rollouts)
+    _delete_run = writes(_clean.delete_run)
+
+    async def delete_run(self, run_id: str, *, at_once: int = 200) -> int:
+        """Remove a run with all its rollouts; gives how many those were. Bodies go with `sweep`. A transaction takes no more
+        than `at_once`, so that others need not wait for all of them; broken off, it may be repeated."""
+        gone = 0
+        while some := await self._delete_rollouts(run_id, limit=at_once):
+            gone += some
+        return gone + await self._delete_run(run_id)
+
     sweep = writes_at(_clean.sweep)
 
     async def backup(self, target: Path) -> None:

@@ -245,8 +245,7 @@ async def test_events_are_appended_and_watched(store):
     assert seen == [1, 2, 3]
 
 
-async def test_concurrent_events_are_numbered_in_commit_order(store):
-    """A reader that polls by number while many append misses none."""
+async def test_a_reader_that_polls_by_number_misses_no_event(store):
     done = asyncio.Event()
 
     async def append(n):
@@ -265,27 +264,6 @@ async def test_concurrent_events_are_numbered_in_commit_order(store):
     await asyncio.gather(*(append(n) for n in range(120)))
     done.set()
     assert sorted(await asyncio.wait_for(polling, 20)) == sorted(f"e{n}" for n in range(120))
-
-
-async def test_an_event_waits_for_one_that_was_numbered_before_it(postgres_url):
-    """Else a reader that has seen the later number would never see the earlier one."""
-    import asyncpg
-
-    from rollyard.store.events import APPEND_LOCK
-
-    async with Store.open(postgres_url) as store:
-        slow = await asyncpg.connect(postgres_url)
-        transaction = slow.transaction()
-        await transaction.start()
-        await slow.execute(f"SELECT pg_advisory_xact_lock({APPEND_LOCK})")
-        await slow.execute("INSERT INTO events (at, name, fields) VALUES (1, 'first', '{}')")
-        second = asyncio.create_task(store.event(Event(at=2.0, name="second")))
-        done, _ = await asyncio.wait([second], timeout=0.5)
-        assert not done
-        await transaction.commit()
-        await asyncio.wait_for(second, 10)
-        assert [stored.event.name for stored in await store.events()] == ["first", "second"]
-        await slow.close()
 
 
 async def test_the_start_of_an_id_is_enough_when_it_is_unique(store):
@@ -311,6 +289,32 @@ async def test_a_deleted_run_takes_its_rollouts_and_a_sweep_their_bodies(store):
     assert (await store.get_rollout("ro2")).files == {"keep": b"kept"}
     with pytest.raises(StoreError):
         await store.get_rollout("ro1")
+
+
+async def test_a_run_is_removed_in_transactions_of_a_few_rollouts_and_can_be_broken_off(store):
+    """What removes a large run must not keep the others from their store meanwhile."""
+    await store.create_run({}, id="run1")
+    for n in range(5):
+        told = [Event(at=1.0, name="committed", run_id="run1", rollout_id=f"ro{n}")]
+        await store.commit_rollout(rollout(f"ro{n}"), told=told)
+    left, write = [], store.database.write
+
+    async def counted(work):
+        done = await write(work)
+        left.append((await store.list_rollouts(RolloutQuery(run_id="run1"))).total)
+        if left == [3]:
+            raise StoreError("the connection is gone")
+        return done
+
+    store.database.write = counted
+    with pytest.raises(StoreError, match="is gone"):
+        await store.delete_run("run1", at_once=2)
+    assert [stored.event.rollout_id for stored in await store.events()] == ["ro2", "ro3", "ro4"]
+    assert (await store.get_run("run1")).rollouts == 3
+    assert await store.delete_run("run1", at_once=2) == 3
+    assert left[:3] == [3, 1, 0] and await store.events() == []
+    with pytest.raises(StoreError, match="no run"):
+        await store.get_run("run1")
 
 
 async def test_a_backup_is_a_store(store, tmp_path, request):

@@ -95,10 +95,10 @@ async def _follow(store: Store, run_id: str, shown: Display) -> None:
         async for rollout in store.rollouts(run_id):
             shown.rollout(rollout)
         return
-    after = 0
+    after = await store.latest_event()
     for stored in reversed(await store.recent_events(run_id)):  # what is in flight began before we came
-        after = stored.seq
-        await shown.event(stored.event)
+        if stored.seq <= after:
+            await shown.event(stored.event)
     while True:
         finished = (await store.get_run(run_id)).finished  # before the events: then the last of them are not missed
         found = await store.events(run_id=run_id, after=after)
@@ -107,6 +107,6 @@ async def _follow(store: Store, run_id: str, shown: Display) -> None:
             await shown.event(stored.event)
             if stored.event.name == COMMITTED and stored.event.rollout_id is not None:
                 shown.rollout(await store.get_rollout(stored.event.rollout_id))
-        if finished and not found:
+        if finished and not found and not await store.has_more_events(run_id, after=after):
             return
         await anyio.sleep(_EVERY_S)

@@ -43,7 +43,7 @@ async def load_live(store: Store, rollout_id: str, attempt: Attempt, task: Task)
 
 
 async def _find_snapshots(store: Store, rollout_id: str) -> dict[str, CallSnapshot]:
-    stored = await store.events(rollout_id=rollout_id, after=0, limit=_EVENTS)
+    stored = await store.events(rollout_id=rollout_id, limit=_EVENTS)
     taken = [one.event.fields for one in stored if one.event.name == "snapshot.taken"]
     return {
         str(fields["call"]): msgspec.convert({k: v for k, v in fields.items() if k != "call"}, CallSnapshot)

@@ -60,9 +60,9 @@ class DistantWorkers(ABC):
                 continue
             if self._broken is not None:
                 raise self._broken
-            if last:
+            if last and not await insist(lambda: store.has_more_events(self._run_id, after=self._after)):
                 return
-            last = await self._over()
+            last = last or await self._over()
             if not last:
                 await anyio.sleep(_POLL_S)
 

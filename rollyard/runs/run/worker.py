@@ -46,7 +46,7 @@ from rollyard.store import Store
 
 Finished = Callable[[Rollout], Awaitable[None]]
 
-FLUSH_S, SHARED_FLUSH_S = 0.1, 2.0  # events of this long become one write; on a shared store appends take turns
+FLUSH_S, SHARED_FLUSH_S = 0.1, 2.0  # events of this long become one write; on a shared store each is a transaction
 LONGEST_FLUSH_S = 30.0  # and the longer one had to wait, the rarer they become: many workers do not block each other
 LOST_CLAIMS = 10  # how often an attempt may take its worker with it before it is given up
 _IDLE_S, _LONGEST_IDLE_S = 0.1, 1.0

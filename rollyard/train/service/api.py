@@ -178,7 +178,7 @@ class RolloutsApi:
                 after = stored.seq
                 fields = {"rollout_id": stored.event.rollout_id, **stored.event.fields}
                 yield _sse("rollout", fields, stored.seq)
-            if over:
+            if over and not await self._store.has_more_events(job.run_id, name=COMMITTED, after=after):
                 yield _sse("end", _summary(found or job), after)
                 return
             yield b": \n\n"  # a reader that is gone is seen by this
