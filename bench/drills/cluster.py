@@ -165,7 +165,11 @@ async def gate(ground: Ground, driver: Driver) -> int:
 
 async def zygote(ground: Ground, driver: Driver) -> int:
     """SIGKILL of the process that makes a worker's sandboxes, on every node."""
-    log, killed = f"{ground.home}/launcher.log", 0
+    return kill_zygotes(ground.home)
+
+
+def kill_zygotes(home: str) -> int:
+    log, killed = f"{home}/launcher.log", 0
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and os.readlink(entry / "fd/2") == log and "\nPPid:\t1\n" in status(entry):
