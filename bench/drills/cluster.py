@@ -20,7 +20,17 @@ from pathlib import Path
 
 import msgspec
 
-from bench.drills.ground import Driver, Leftovers, PostgresServer, Upstream, account, causes, doing, wait_for
+from bench.drills.ground import (
+    Driver,
+    Leftovers,
+    PostgresServer,
+    Upstream,
+    account,
+    causes,
+    doing,
+    find_zygotes,
+    wait_for,
+)
 from rollyard.testing.ray_cluster import RayCluster
 
 LEASE_S = 6.0
@@ -169,17 +179,13 @@ async def zygote(ground: Ground, driver: Driver) -> int:
 
 
 def kill_zygotes(home: str) -> int:
-    log, killed = f"{home}/launcher.log", 0
-    for entry in Path("/proc").iterdir():
+    killed = 0
+    for pid in find_zygotes(home):
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and os.readlink(entry / "fd/2") == log and "\nPPid:\t1\n" in status(entry):
-                os.kill(int(entry.name), signal.SIGKILL)
+            if "\nPPid:\t1\n" in Path(f"/proc/{pid}/status").read_text():
+                os.kill(pid, signal.SIGKILL)
                 killed += 1
     return killed
-
-
-def status(process: Path) -> str:
-    return (process / "status").read_text()
 
 
 async def database_restart(ground: Ground, driver: Driver) -> int:
