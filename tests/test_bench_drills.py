@@ -15,7 +15,7 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.skipif(os.geteuid() != 0, reason="control groups of our own need root")
 async def test_what_runs_in_a_sandbox_is_found_and_gone_with_it(tmp_path):
     left = Leftovers(str(tmp_path))
-    async with ry.sandbox.backend("local", root=tmp_path) as backend, await backend.open(ry.SandboxSpec()) as box:
+    async with ry.sandbox.backend("local", root=tmp_path) as backend, backend.open(ry.SandboxSpec()) as box:
         await box.start("sleep 600")
         maker, *others = await asyncio.to_thread(sandbox_pids, str(tmp_path))
         found = await left.after(0)
