@@ -114,8 +114,8 @@ class Ground:
     def mend(self) -> None:
         """Three nodes, a running database, a healthy model server."""
         self.upstream.fault("none")
+        self.postgres.drain()
         if not self.postgres.running():
-            self.postgres.drain()
             self.postgres.start()
         alive = [node for node in self.cluster.nodes if node.process.poll() is None]
         for _ in range(3 - len(alive)):

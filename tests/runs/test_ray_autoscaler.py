@@ -25,7 +25,7 @@ async def test_a_run_gets_the_nodes_it_asks_for_and_gives_them_back(tmp_path):
     config = RunConfig(policies={"policy": f"scripted:{tmp_path}/script.yaml"}, parallel=4)
     server = PostgresServer(durable=False)
     try:
-        with RayCluster(1, grown={MARK: 1}, ip="127.0.0.1") as cluster:
+        with RayCluster(1, grown={MARK: 1}) as cluster:
             found = cluster.connect()
             assert choose_nodes(found.nodes(), marked=True) == []
             on_ray = executor("ray", address=cluster.address, nodes=2)
