@@ -14,14 +14,19 @@ from bench.drills import cluster, cut_off, plane
 from bench.drills.cluster import Result
 from bench.drills.table import page, row
 
+NAMES = (*cluster.DRILLS, cut_off.NAME, *plane.DRILLS)
+
 
 async def run(options: argparse.Namespace) -> list[Result]:
-    wanted = options.only or [*cluster.DRILLS, cut_off.NAME, *plane.DRILLS]
+    wanted = options.only or [*NAMES]
     done: list[Result] = []
 
     def keep(result: Result) -> None:
+        """At once, so that a command that is broken off has not worked for nothing."""
         done.append(result)
         print(row(result), flush=True)
+        if options.out:
+            options.out.write_text(page(merged([result], options.out.with_suffix(".json"))))
 
     if any(name in cluster.DRILLS for name in wanted):
         ground = cluster.Ground(options.size, options.seed, options.fault_s)
@@ -42,7 +47,7 @@ def merged(done: list[Result], kept: Path) -> list[Result]:
     """With the results of earlier commands for drills that were not run now, in the order of the drills."""
     found = {r.name: r for r in msgspec.json.decode(kept.read_bytes(), type=list[Result])} if kept.exists() else {}
     found |= {result.name: result for result in done}
-    ordered = [found[name] for name in (*cluster.DRILLS, cut_off.NAME, *plane.DRILLS) if name in found]
+    ordered = [found[name] for name in NAMES if name in found]
     kept.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
     return ordered
 
@@ -53,14 +58,11 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fault-s", type=float, default=60.0, help="how long the model server fails")
     parser.add_argument("--limit-s", type=float, default=900.0, help="how long a run may take after its fault")
-    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--only", nargs="*", default=[], choices=NAMES, metavar="NAME", help=" ".join(NAMES))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     done = asyncio.run(run(options))
-    if options.out:
-        everything = merged(done, options.out.with_suffix(".json"))
-        options.out.write_text(page(everything))
     broken = [result.name for result in done if not result.ok]
     print(
         f"{len(done) - len(broken)} of {len(done)} drills passed" + (f"; broken: {', '.join(broken)}" if broken else "")

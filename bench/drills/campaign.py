@@ -85,6 +85,7 @@ async def run(size: int, seed: int, every_s: float, limit_s: float) -> bool:
     )
     print("  ".join(f"{name} {value}" for name, value in counts.items()))
     print(f"left behind: {remains}")
+    print(f"a driver that came back knew its run after {', '.join(f'{s:.1f}' for s in driver.resumed_s)} s")
     for name, memory in (("driver", drivers), ("worker", workers)):
         for lived, early, late in memory.growth():
             print(f"{name}, seen for {lived} s: {early:.0f} MB, at the end {late:.0f} MB")

@@ -20,7 +20,17 @@ from pathlib import Path
 
 import msgspec
 
-from bench.drills.ground import Driver, Leftovers, PostgresServer, Upstream, account, causes, doing, wait_for
+from bench.drills.ground import (
+    Driver,
+    Leftovers,
+    PostgresServer,
+    Upstream,
+    account,
+    causes,
+    doing,
+    find_zygotes,
+    wait_for,
+)
 from rollyard.testing.ray_cluster import RayCluster
 
 LEASE_S = 6.0
@@ -104,8 +114,8 @@ class Ground:
     def mend(self) -> None:
         """Three nodes, a running database, a healthy model server."""
         self.upstream.fault("none")
+        self.postgres.drain()
         if not self.postgres.running():
-            self.postgres.drain()
             self.postgres.start()
         alive = [node for node in self.cluster.nodes if node.process.poll() is None]
         for _ in range(3 - len(alive)):
@@ -165,17 +175,17 @@ async def gate(ground: Ground, driver: Driver) -> int:
 
 async def zygote(ground: Ground, driver: Driver) -> int:
     """SIGKILL of the process that makes a worker's sandboxes, on every node."""
-    log, killed = f"{ground.home}/launcher.log", 0
-    for entry in Path("/proc").iterdir():
+    return kill_zygotes(ground.home)
+
+
+def kill_zygotes(home: str) -> int:
+    killed = 0
+    for pid in find_zygotes(home):
         with contextlib.suppress(OSError):
-            if entry.name.isdigit() and os.readlink(entry / "fd/2") == log and "\nPPid:\t1\n" in status(entry):
-                os.kill(int(entry.name), signal.SIGKILL)
+            if "\nPPid:\t1\n" in Path(f"/proc/{pid}/status").read_text():
+                os.kill(pid, signal.SIGKILL)
                 killed += 1
     return killed
-
-
-def status(process: Path) -> str:
-    return (process / "status").read_text()
 
 
 async def database_restart(ground: Ground, driver: Driver) -> int:

@@ -51,6 +51,7 @@ class Driver:
         self.store, self.config, self.address, self.home = store, config, address, home
         self.run_id = ""
         self.lines: list[str] = []
+        self.resumed_s: list[float] = []  # from the start of each that came back until it knew its run
         self.start([str(config)])
 
     def start(self, what: list[str]) -> None:
@@ -77,7 +78,9 @@ class Driver:
         self.process.wait(30)
 
     def resume(self) -> None:
+        began = time.monotonic()
         self.start(["--resume", self.run_id])
+        self.resumed_s.append(time.monotonic() - began)
 
     def wait(self, limit_s: float) -> int:
         end = time.monotonic() + limit_s
@@ -170,6 +173,27 @@ async def account(url: str, run_id: str) -> dict[str, int]:
         await connection.close(timeout=5)
 
 
+def find_zygotes(home: str) -> list[int]:
+    """The processes that make the sandboxes of a home: they write to its log."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and os.readlink(entry / "fd/2") == f"{home}/launcher.log":
+                found.append(int(entry.name))
+    return found
+
+
+def sandbox_pids(home: str) -> set[int]:
+    """With everything in the control groups that they made, which are named after them."""
+    makers = find_zygotes(home)
+    found, names = set(makers), tuple(f"/rollyard/{pid}-" for pid in makers)
+    for entry in Path("/proc").iterdir() if makers else ():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and any(name in (entry / "cgroup").read_text() for name in names):
+                found.add(int(entry.name))
+    return found
+
+
 class Leftovers:
     """What is on this machine that its owner should have removed. Groups that were orphans before are not counted."""
 
@@ -198,14 +222,12 @@ class Leftovers:
             "cgroups": len(self._groups() - self._before),
         }
 
-    def _processes(self) -> list[int]:
-        """Those that live in a file system of this home."""
-        found: list[int] = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    if f"{self.home}/boxes" in (entry / "mountinfo").read_text():
-                        found.append(int(entry.name))
+    def _processes(self) -> set[int]:
+        """Makers of sandboxes, what lives in their sandboxes, and what lives in groups whose maker died meanwhile."""
+        found = sandbox_pids(self.home)
+        for group in self._groups() - self._before:
+            with contextlib.suppress(OSError):
+                found.update(map(int, Path(group, "cgroup.procs").read_text().split()))
         return found
 
     def _groups(self) -> set[str]:

@@ -21,7 +21,8 @@ from pathlib import Path
 
 import asyncpg
 
-from bench.drills.cluster import Result
+from bench.drills.cable import Cable
+from bench.drills.cluster import Result, kill_zygotes
 from bench.drills.ground import ROLLYARD, Leftovers, PostgresServer, free_port
 from rollyard.core.errors import PlaneConflict, PlaneError, PlaneNotFound, PlaneUnavailable
 from rollyard.plane.client.plane import Plane
@@ -31,10 +32,11 @@ SETTLE_S = 420.0
 
 
 class Replica:
-    def __init__(self, place: Path, url: str, engine: str, number: int) -> None:
+    def __init__(self, place: Path, url: str, engine: str, number: int, *, program: list[str] | None = None) -> None:
         self.port = free_port()
         self.key_file = place / "key"
-        self.command = [str(ROLLYARD), "serve", "plane", "--engine", engine, "--store", url, "--port", str(self.port)]
+        self.command = [*(program or [str(ROLLYARD)]), "serve", "plane", "--engine", engine, "--store", url]
+        self.command += ["--port", str(self.port)]
         self.command += ["--admin-key-file", str(self.key_file), "--quota", "10000"]
         self.env = {**os.environ, "ROLLYARD_HOME": str(place / "home")}
         self.log = place / f"replica{number}.log"
@@ -65,17 +67,21 @@ class Ground:
         self.place = Path(tempfile.mkdtemp(prefix="ry-drill-plane-"))
         self.home = str(self.place / "home")
         Path(self.home).mkdir()
-        self.postgres = PostgresServer()
+        self.postgres = PostgresServer(disk_mb=400 if os.geteuid() == 0 else None)
         self.chance = random.Random(seed)
         self.engine = engine
         self.replicas = [Replica(self.place, self.postgres.url, engine, 0)]
 
     async def open(self) -> None:
         await self.replicas[0].ready()
-        self.replicas.append(Replica(self.place, self.postgres.url, self.engine, 1))
+        self.cable = await Cable.lay("127.0.0.1", self.postgres.port)
+        url = self.postgres.url.replace(f":{self.postgres.port}/", f":{self.cable.port}/")
+        self.replicas.append(Replica(self.place, url, self.engine, 1))
         await self.replicas[1].ready()
-        key = self.replicas[0].key_file.read_text().strip()
-        self.clients = [Plane(f"http://127.0.0.1:{r.port}", key, timeout_s=40) for r in self.replicas]
+        self.clients = [self.client(replica) for replica in self.replicas]
+
+    def client(self, replica: Replica) -> Plane:
+        return Plane(f"http://127.0.0.1:{replica.port}", replica.key_file.read_text().strip(), timeout_s=40)
 
     async def insist(self, work: Callable[[Plane], Awaitable[object]]) -> object:
         """From one replica to the other until one answers."""
@@ -94,6 +100,7 @@ class Ground:
             await client.aclose()
         for replica in self.replicas:
             replica.kill()
+        self.cable.close()
         self.postgres.close()
         shutil.rmtree(self.place, ignore_errors=True)
 
@@ -122,10 +129,57 @@ async def database_pause(ground: Ground) -> int:
     return 1
 
 
+async def disk_full(ground: Ground) -> int:
+    """The database's disk is full for 10 s; an operator starts it again if it gave up."""
+    if not ground.postgres.mounted:
+        raise OSError("filling a disk needs a small one, which only root can mount")
+    ground.postgres.fill()
+    await asyncio.sleep(10)
+    ground.postgres.drain()
+    if not ground.postgres.running():
+        ground.postgres.start()
+    return 1
+
+
+async def cut_off(ground: Ground) -> int:
+    """The second replica is cut off from the database for 20 s: what it has sent does not arrive, and no connection ends."""
+    ground.cable.pull()
+    await asyncio.sleep(20)
+    ground.cable.mend()
+    return 1
+
+
+async def clock(ground: Ground) -> int:
+    """A third replica joins whose clock is an hour ahead, and is told to sweep: in its eyes every lease and every instance's time
+    is over."""
+    ahead = [sys.executable, "-m", "bench.drills.ahead", "3600"]
+    third = Replica(ground.place, ground.postgres.url, "noop", 2, program=ahead)
+    ground.replicas.append(third)
+    await third.ready()
+    client = ground.client(third)
+    try:
+        for _ in range(10):
+            await client.json("POST", "/v1/sweep")
+            await asyncio.sleep(1)
+    finally:
+        await client.aclose()
+    third.kill()
+    return 1
+
+
+async def zygote(ground: Ground) -> int:
+    """SIGKILL of the process that makes a replica's sandboxes, of both."""
+    return kill_zygotes(ground.home)
+
+
 DRILLS = {
     "plane_replica": ("local", replica),
+    "plane_zygote": ("local", zygote),
     "plane_restart": ("noop", database_restart),
     "plane_pause": ("noop", database_pause),
+    "plane_disk_full": ("noop", disk_full),
+    "plane_cut_off": ("noop", cut_off),
+    "plane_clock": ("noop", clock),
 }
 
 

@@ -75,6 +75,9 @@ def run(
     executor: Annotated[str, typer.Option(help="where rollouts run: local, or ray for a cluster")] = "local",
     ray_address: Annotated[str | None, typer.Option(help="with --executor ray: auto, HOST:PORT or local")] = None,
     per_node: Annotated[int | None, typer.Option(help="with --executor ray: workers on each node")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="with --executor ray: nodes for rollouts to ask Ray's autoscaler for")
+    ] = None,
     display: Annotated[str, typer.Option(help="auto, rich, plain, json or none")] = "auto",
     log_to: Annotated[
         list[str] | None,
@@ -115,6 +118,7 @@ def run(
         executor=executor,
         ray_address=ray_address,
         per_node=per_node,
+        nodes=nodes,
         workers=workers,
         name=name,
         strict=strict,

@@ -21,13 +21,13 @@ from rollyard.core.log import Log
 from rollyard.core.message import Message, Text
 from rollyard.core.numbers import check_least
 from rollyard.policy.connection import ModelConnection, Timeouts, json_object, resolve_key
+from rollyard.policy.model_list import Answer, ModelList
 from rollyard.policy.model_server import (
     ServedModel,
     cannot_answer,
     choose_model,
     context_of,
     listing,
-    read_models,
 )
 from rollyard.policy.prompts import Check, EditedHistory, Prompts
 from rollyard.policy.renderers.load import load_shown
@@ -151,8 +151,7 @@ class TokensPolicy:
         self._sampling = sampling
         self._headers, self._connection = headers, connection
         self.weights = WeightUpdates(replicas.urls, connection, headers, self._engine_name)
-        self._models: tuple[ServedModel, ...] = ()
-        self._known = False  # whether the server was asked for its models
+        self._list = ModelList(self._ask_for_models, self._refuse_models, CHECK_S)
         self._discovering = asyncio.Lock()
 
     @property
@@ -176,7 +175,7 @@ class TokensPolicy:
         return None if self._prompts is None else takes_tools(self._prompts.renderer)
 
     async def __call__(self, call: Call) -> Reply:
-        engine = self.engine if self.engine is not None and self._known else await self.discover()
+        engine = await self._engine_of_call()
         call = self.prompts.prepare(call)
         ask = self._ask(call)
         started = time.time()
@@ -244,23 +243,37 @@ class TokensPolicy:
 
     async def check(self, model: str) -> None:
         """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
+        heard = False
         try:
             await self.discover()
+            heard = True
             if not any(served.id == self._model_name(model) for served in self._models):
                 async with asyncio.timeout(CHECK_S):
                     await self(hello("default"))
         except UpstreamError as error:
-            if not self._known or error.status in REFUSED_FOR_GOOD:
+            if not heard or error.status in REFUSED_FOR_GOOD:
                 raise cannot_answer(error, self.model or model, self._models) from None
         except TimeoutError:
             return  # it is there, and busy
 
     async def discover(self) -> TokenServer:
         """Which engine serves here and which models, by its model list, once. Where `kind` was given a server needs no list."""
+        await self._list.learn()
+        return await self._complete()
+
+    async def _engine_of_call(self) -> TokenServer:
+        """A call waits for the list only where nothing can be asked without it."""
+        await self._list.learn_for_call()
+        return await self._complete()
+
+    async def _complete(self) -> TokenServer:
+        """With what the list says, where something was not given."""
+        if self.engine is not None and self._prompts is not None:
+            return self.engine
+        trouble = self._list.trouble
+        if trouble is not None and (self.engine is None or not self._list.known):
+            raise UpstreamError(trouble.message, status=trouble.status, body=trouble.body)
         async with self._discovering:
-            if not self._known:
-                self._models = await self._list_models()
-                self._known = True
             if self._prompts is None:
                 self._prompts = await self._load_prompts()
             if self.engine is None:
@@ -280,13 +293,17 @@ class TokensPolicy:
         settings = self._prompt_settings
         return settings.make(await asyncio.to_thread(load_renderer, root, tools=settings.tools))
 
-    async def _list_models(self) -> tuple[ServedModel, ...]:
-        url, (status, body, _) = await self.replicas.first(
+    @property
+    def _models(self) -> tuple[ServedModel, ...]:
+        return self._list.models
+
+    async def _ask_for_models(self) -> Answer:
+        return await self.replicas.first(
             lambda root: self._connection.exchange("GET", f"{root}/v1/models", None, self._headers)
         )
-        if status == 401 or (status != 200 and self.engine is None):
-            raise self._connection.refusal(f"{url}/v1/models", status, body)
-        return read_models(body) if status == 200 else ()
+
+    def _refuse_models(self, url: str, status: int, body: bytes) -> UpstreamError:
+        return self._connection.refusal(f"{url}/v1/models", status, body)
 
     async def _recognise(self) -> TokenServer:
         owners = {model.owner for model in self._models}

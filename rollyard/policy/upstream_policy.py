@@ -21,6 +21,7 @@ from rollyard.core.errors import REFUSED_FOR_GOOD, ConfigError, PolicyError, Ups
 from rollyard.core.numbers import check_least
 from rollyard.policy.connection import ModelConnection, Timeouts, check_url, origin, resolve_key
 from rollyard.policy.evidence import level_of
+from rollyard.policy.model_list import Answer, ModelList
 from rollyard.policy.model_server import (
     ServedModel,
     cannot_answer,
@@ -28,7 +29,6 @@ from rollyard.policy.model_server import (
     context_of,
     listing,
     owner_of,
-    read_models,
     show_url,
 )
 from rollyard.policy.replicas import Replicas, routing_headers, split_urls
@@ -132,10 +132,12 @@ class Upstream:
         self._key = key
         self._connection = ModelConnection(timeouts=timeouts, secrets=(key,) if key else ())
         self._accepted: dict[tuple[str, str], Asks] = {}
-        self._models: tuple[ServedModel, ...] = ()
-        self._learned = False  # whether the server was asked for its models
-        self._learning = asyncio.Lock()
+        self._list = ModelList(self._ask_for_models, self._refuse_models, MODELS_S)
         self._memos: dict[str, Memo] = {}  # by rollout: the prompt ids of its turns before
+
+    @property
+    def _models(self) -> tuple[ServedModel, ...]:
+        return self._list.models
 
     @property
     def honours(self) -> frozenset[str]:
@@ -188,14 +190,16 @@ class Upstream:
 
     async def check(self, model: str) -> None:
         """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
+        heard = False
         try:
-            await self._learn()
+            await self._list.learn()
+            heard = True
             named = (await self._fit(self.settings, model)).model or model
             if not any(served.id == named for served in self._models):
                 async with asyncio.timeout(CHECK_S):
                     await self(hello(model))
         except UpstreamError as error:
-            if not self._learned or error.status in REFUSED_FOR_GOOD:
+            if not heard or error.status in REFUSED_FOR_GOOD:
                 raise cannot_answer(error, self.settings.model or model, self._models) from None
         except TimeoutError:
             return  # it is there, and busy
@@ -204,11 +208,9 @@ class Upstream:
         """With what the server's model list says: the model, where none was chosen, and the cap of its context."""
         if settings.url != self.settings.url:
             return settings  # a session's own server
-        if not self._learned:
-            try:
-                await self._learn()
-            except UpstreamError:  # the call itself says better what is wrong
-                return settings
+        await self._list.learn_for_call()
+        if not self._list.known:
+            return settings
         if settings.model is None and settings.dialect == "gemini" and not self._models:
             raise ConfigError(
                 f"{show_url(settings.url)} names the model in its paths and lists none to choose from",
@@ -220,24 +222,15 @@ class Upstream:
             cap = max(1, context // 2)
         return msgspec.structs.replace(settings, model=model, max_tokens_cap=cap)
 
-    async def _learn(self) -> None:
-        """The server's models, asked for once. No list is no harm; no answer, or a refused key, raises."""
-        async with self._learning:
-            if self._learned:
-                return
-            url, headers = self.settings.url, headers_of(CODECS[self.settings.dialect], self._key)
-            every = "?pageSize=1000" if self.settings.dialect == "gemini" else ""
-            try:
-                async with asyncio.timeout(MODELS_S):
-                    url, (status, body, _) = await self.replicas.first(
-                        lambda base: self._connection.exchange("GET", f"{base}/models{every}", None, headers)
-                    )
-            except TimeoutError:
-                status, body = 504, b""
-            if status == 401:
-                raise self._connection.refusal(f"{url}/models", status, body)
-            self._models = read_models(body) if status == 200 else ()
-            self._learned = True
+    async def _ask_for_models(self) -> Answer:
+        headers = headers_of(CODECS[self.settings.dialect], self._key)
+        every = "?pageSize=1000" if self.settings.dialect == "gemini" else ""
+        return await self.replicas.first(
+            lambda base: self._connection.exchange("GET", f"{base}/models{every}", None, headers)
+        )
+
+    def _refuse_models(self, url: str, status: int, body: bytes) -> UpstreamError:
+        return self._connection.refusal(f"{url}/models", status, body)
 
     async def _ask(self, call: Call, settings: UpstreamSettings, asks: Asks) -> Reply:
         codec = CODECS[settings.dialect]

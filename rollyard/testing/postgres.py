@@ -74,10 +74,10 @@ class PostgresServer:
 
     def fill(self) -> None:
         """Until nothing fits on its disk any more."""
-        with (self.home / "ballast").open("wb") as ballast, contextlib.suppress(OSError):
+        # unbuffered: what a buffer still held would be refused once more when the file is closed
+        with (self.home / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
             while True:
                 ballast.write(b"\0" * 65536)
-                ballast.flush()
 
     def drain(self) -> None:
         (self.home / "ballast").unlink(missing_ok=True)

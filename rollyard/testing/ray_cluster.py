@@ -11,6 +11,7 @@ the machine is ever touched. `ray stop` is not used, since it ends every cluster
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import shutil
@@ -30,8 +31,16 @@ from rollyard.core.errors import Error
 from rollyard.testing.postgres import free_port
 
 OBJECTS_BYTES = 80 << 20
+MOST_GROWN, IDLE_S = 3, 3.0
 START_S = 300.0
 _MARK = "ROLLYARD_RAY_NODE"
+_HEAD_KIND = "ray.head.default"  # as Ray's provider calls it
+# its own nodes are on the loopback, and it looks every second
+_AUTOSCALER_ENV = {
+    "RAY_FAKE_CLUSTER": "1",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+}
 _LOOPBACK = (
     "127.0.0.1"  # and a digit: every node has an address of its own; 127.0.0.1 itself Ray would take as "any of mine"
 )
@@ -41,7 +50,14 @@ class RayNode:
     """`inside` is a command that runs another one in a place of its own (`ip netns exec NAME`)."""
 
     def __init__(
-        self, place: Path, *, ip: str, head: str | None, inside: Sequence[str], env: Mapping[str, str]
+        self,
+        place: Path,
+        *,
+        ip: str,
+        head: str | None,
+        inside: Sequence[str],
+        env: Mapping[str, str],
+        grown: Mapping[str, float] | None = None,
     ) -> None:
         self.mark = f"{place.name}-{secrets.token_hex(4)}"
         self.ip = ip
@@ -51,6 +67,9 @@ class RayNode:
         if head is None:
             self.port = free_port(ip)
             command += ["--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={place}"]
+            if grown is not None:
+                command.append(f"--autoscaling-config={self._autoscaler(place, grown)}")
+                env = {**env, **_AUTOSCALER_ENV}
         else:
             command += [f"--address={head}"]
         quiet = {
@@ -67,6 +86,25 @@ class RayNode:
                 cwd=place,
                 start_new_session=True,
             )
+
+    def _autoscaler(self, place: Path, grown: Mapping[str, float]) -> Path:
+        """What the head starts nodes from: Ray's own provider of nodes on the machine that it is on."""
+        kinds: dict[str, Any] = {_HEAD_KIND: {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0}}
+        resources = {"object_store_memory": OBJECTS_BYTES, "CPU": 1, **grown}
+        kinds["grown"] = {"resources": resources, "node_config": {}, "min_workers": 0, "max_workers": MOST_GROWN}
+        config = {
+            "cluster_name": "grown",
+            "max_workers": MOST_GROWN,
+            "idle_timeout_minutes": IDLE_S / 60,
+            "upscaling_speed": 1.0,
+            "provider": {"type": "fake_multinode", "gcs_address": f"{self.ip}:{self.port}"},
+            "auth": {},
+            "available_node_types": kinds,
+            "head_node_type": _HEAD_KIND,
+        }
+        path = place / "autoscaler.json"  # which is YAML too
+        path.write_text(json.dumps(config))
+        return path
 
     def pids(self) -> list[int]:
         """By its mark, and by its session: a process that renames itself may overwrite its own environment."""
@@ -89,10 +127,18 @@ class RayNode:
 
 
 class RayCluster:
-    """`env` is given to every node; one of `{n}` in a value becomes the node's number."""
+    """`env` is given to every node; one of `{n}` in a value becomes the node's number. With `grown` the head runs Ray's
+    autoscaler, which adds nodes with these resources, up to `MOST_GROWN`, and removes those that are idle for `IDLE_S`."""
 
-    def __init__(self, nodes: int = 1, *, env: Mapping[str, str] | None = None, ip: str | None = None) -> None:
-        self.count, self._env, self._ip = nodes, dict(env or {}), ip
+    def __init__(
+        self,
+        nodes: int = 1,
+        *,
+        env: Mapping[str, str] | None = None,
+        ip: str | None = None,
+        grown: Mapping[str, float] | None = None,
+    ) -> None:
+        self.count, self._env, self._ip, self._grown = nodes, dict(env or {}), ip, grown
         self._made = 0
         self.nodes: list[RayNode] = []
 
@@ -125,6 +171,7 @@ class RayCluster:
             head=self.address if self.nodes else None,
             inside=inside,
             env=env,
+            grown=self._grown,
         )
         self.nodes.append(node)
         if len(self.nodes) == 1:

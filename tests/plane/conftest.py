@@ -52,7 +52,7 @@ async def plane(plane_url, clock, noop):
 
 
 # Users of the Redis server: one may not use what transactions need, one may not run scripts either, one has what a plane needs.
-LEAST_RIGHTS = "+@connection +@read +@write +eval +evalsha +script|load -@dangerous"
+LEAST_RIGHTS = "+@connection +@read +@write +eval +evalsha +script|load +time -@dangerous"
 _USERS = {
     "redis": "",
     "redis-no-multi": "nomulti:x@",

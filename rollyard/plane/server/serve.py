@@ -36,6 +36,7 @@ from rollyard.plane.server.logs import configure
 from rollyard.plane.server.operator import PlaneOperator
 from rollyard.plane.service.builds import hosts_of_builds
 from rollyard.plane.service.call_rates import CallRates
+from rollyard.plane.service.clock import StorageClock
 from rollyard.plane.service.create_request import CreateDefaults
 from rollyard.plane.service.signing import read_secret, secret_for
 from rollyard.plane.storage.open import open_plane
@@ -78,6 +79,8 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
         port = sock.getsockname()[1]
         given = await stack.enter_async_context(open_face_parts(options.faces))
         kept, store = await stack.enter_async_context(open_plane(options.store))
+        clock = StorageClock()
+        await clock.start(kept)
         engines: dict[str, Engine] = {}
         for text in options.engines:
             made = await stack.enter_async_context(engine(text))
@@ -90,6 +93,7 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
             kept,
             engines,
             settings=CreateDefaults(terms=terms, boot_s=options.boot_s),
+            clock=clock,
             runs=store,
             signing_secret=signing_secret,
             rates=CallRates(options.call_rate, options.call_burst),
@@ -109,7 +113,8 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
             page = NoWebPages(shown, AllowedHosts(options.host), forms=True)
         log = RequestLog(parts.counters, lines=options.log_requests)
         app = plane_app(parts, page=page, public_url=options.public_url, log=log)
-        for work in (parts.sweeper.forever(options.sweep_s), parts.pools.forever(options.sweep_s)):
+        sweeping, filling = parts.sweeper.forever(options.sweep_s), parts.pools.forever(options.sweep_s)
+        for work in (sweeping, filling, clock.follow(kept)):
             stack.push_async_callback(_stop, asyncio.create_task(work))
         url = http_url(options.host, port)
         footing = Footing(

@@ -85,7 +85,7 @@ class Instances:
         self._store, self.engines, self._plane = store, engines, plane
         self._specs = EnvSpecs(store, hub, engines, builds or Builds(store, clock=clock))
         self.settings = settings or CreateDefaults()
-        self._clock, self.rates = clock, rates or CallRates()
+        self.clock, self.rates = clock, rates or CallRates()
         self.wanted = asyncio.Event()  # something was taken from a pool
 
     async def create(self, asked: CreateInstance, *, owner: str, caller: str = "", key: str | None = None) -> Instance:
@@ -118,7 +118,7 @@ class Instances:
         spec = EnvSpec(image=asked.image or "") if asked.env is None else await self._specs.find(asked, owner)
         if asked.image is not None:
             await self._specs.check_image(asked.image, owner)
-        new = plan_instance(asked, spec, owner, self.engines, self.settings, self._clock())
+        new = plan_instance(asked, spec, owner, self.engines, self.settings, self.clock())
         return await self._make(new, request, prepare)
 
     async def _take_pooled(
@@ -128,7 +128,7 @@ class Instances:
         plan = msgspec.json.decode(pool.plan, type=CreateInstance)
         taking = Taking(
             owner=owner,
-            at=self._clock(),
+            at=self.clock(),
             run_id=run_of(asked),
             rollout_id=rollout_of(asked),
             labels=asked.labels,
@@ -142,7 +142,7 @@ class Instances:
             engine = self.engines.get(taken[0].engine)
             if engine is not None and taken[0].ref is not None and await engine.alive(taken[0].ref):
                 break
-            await self._store.end(taken[0].id, "failed", at=self._clock(), reason="its engine lost it")
+            await self._store.end(taken[0].id, "failed", at=self.clock(), reason="its engine lost it")
             request = None  # it named the lost one
         ttl = asked.ttl_s or plan.ttl_s or self.settings.default_ttl_s
         return await self.extend(taken[0].id, ttl) if engine.capabilities.extend else taken[0]
@@ -169,10 +169,10 @@ class Instances:
             if isinstance(error, Error):
                 raise
             raise PlaneUnavailable(f"engine {engine.name} did not make it: {error or 'too late'}") from error
-        running = await self._store.step(instance.id, ("creating",), "running", at=self._clock(), ref=ref)
+        running = await self._store.step(instance.id, ("creating",), "running", at=self.clock(), ref=ref)
         if running is None:
             await engine.delete(ref)
-            await self._store.end(instance.id, "deleted", at=self._clock(), reason="deleted while it was made")
+            await self._store.end(instance.id, "deleted", at=self.clock(), reason="deleted while it was made")
             raise PlaneConflict(f"{instance.id} was deleted while it was made")
         return running, True
 
@@ -198,7 +198,7 @@ class Instances:
                 _log.warning("nobody knows what a failed creation left; the sweep settles it", instance=instance.id)
                 return
         reason = str(error) or "the engine took too long"
-        await self._store.end(instance.id, "failed", at=self._clock(), reason=reason)
+        await self._store.end(instance.id, "failed", at=self.clock(), reason=reason)
 
     # what there is
 
@@ -220,7 +220,7 @@ class Instances:
         engine = self.engines.get(found.engine)
         if found.state != "running" or found.ref is None or engine is None or await engine.alive(found.ref):
             return found
-        await self._store.end(found.id, "failed", at=self._clock(), reason="its engine lost it")
+        await self._store.end(found.id, "failed", at=self.clock(), reason="its engine lost it")
         return await self.record(found.id)
 
     async def history(self, instance_id: str) -> list[Happening]:
@@ -289,10 +289,10 @@ class Instances:
             raise refuse(engine, self.engines, "extend", "extend an instance's time")
         if engine.capabilities.extend and instance.ref is not None:
             await engine.extend(instance.ref, instance.plan.engine_ttl_s(ttl_s))
-        return await self._touch(instance_id, self._clock() + ttl_s)
+        return await self._touch(instance_id, self.clock() + ttl_s)
 
     async def _touch(self, instance_id: str, expires_at: float | None) -> Instance:
-        found = await self._store.touch(instance_id, at=self._clock(), expires_at=expires_at)
+        found = await self._store.touch(instance_id, at=self.clock(), expires_at=expires_at)
         if found is None:
             raise self._not_running(await self._store.get_instance(instance_id))
         return found
@@ -331,7 +331,7 @@ class Instances:
             raise refuse(engine, self.engines, capability, "run programs" if capability == "exec" else "reach files")
         self.rates.charge(instance.owner)
         sandbox = await self._sandbox(instance, engine)
-        await self._store.touch(instance_id, at=self._clock())
+        await self._store.touch(instance_id, at=self.clock())
         return sandbox
 
     async def sandbox_of(self, found: Instance) -> Sandbox:
@@ -343,7 +343,7 @@ class Instances:
         try:
             return await engine.sandbox(instance.ref)
         except SandboxGone as error:
-            await self._store.end(instance.id, "failed", at=self._clock(), reason="its engine lost it")
+            await self._store.end(instance.id, "failed", at=self.clock(), reason="its engine lost it")
             raise PlaneGone(f"instance {instance.id} is gone from its engine") from error
 
     async def pause(self, instance_id: str) -> Instance:
@@ -364,7 +364,7 @@ class Instances:
     async def settle_timeout(self, instance_id: str) -> Instance:
         """One that is paused when its time is over; one that is paused already gets more of it. Asked again it does no harm."""
         found = await self.get(instance_id)
-        if found.expires_at > self._clock() or found.plan.on_timeout == "end":
+        if found.expires_at > self.clock() or found.plan.on_timeout == "end":
             return found
         if found.state == "running" and found.plan.on_timeout == "stop":
             await self.stop(instance_id)
@@ -387,7 +387,7 @@ class Instances:
         async with asyncio.timeout(self.settings.boot_s):
             await (sandbox.resume() if going else sandbox.pause())
         state: InstanceState = "running" if going else "paused"
-        found = await self._store.step(instance_id, ("running", "paused"), state, at=self._clock())
+        found = await self._store.step(instance_id, ("running", "paused"), state, at=self.clock())
         if found is None:
             raise self._not_running(await self._store.get_instance(instance_id))
         return found
@@ -396,7 +396,7 @@ class Instances:
         """From here on the rollout's id leads to it."""
         instance, _ = await self.standing(instance_id)
         found = await self._store.step(
-            instance_id, (instance.state,), instance.state, at=self._clock(), rollout_id=rollout_id
+            instance_id, (instance.state,), instance.state, at=self.clock(), rollout_id=rollout_id
         )
         if found is None:
             raise self._not_running(await self._store.get_instance(instance_id))
@@ -411,8 +411,8 @@ class Instances:
         sandbox = await self._sandbox(instance, engine)
         async with asyncio.timeout(self.settings.boot_s):
             image = await sandbox.snapshot()
-        await self._store.own("snapshot", snapshot_id(image), instance.owner, at=self._clock())
-        await self._store.step(instance_id, ("running",), "running", at=self._clock(), reason=f"snapshot {image}")
+        await self._store.own("snapshot", snapshot_id(image), instance.owner, at=self.clock())
+        await self._store.step(instance_id, ("running",), "running", at=self.clock(), reason=f"snapshot {image}")
         return image
 
     async def fork(self, instance_id: str, count: int = 1) -> list[Instance]:
@@ -426,7 +426,7 @@ class Instances:
             labels={**instance.labels},
             idle_ttl_s=instance.idle_ttl_s,
         )
-        now = self._clock()
+        now = self.clock()
         new = [journal_instance(plan, instance.engine, instance.owner, again, now, self.settings) for _ in range(count)]
         results = await asyncio.gather(*map(self.make, new), return_exceptions=True)
         made = [one for one in results if isinstance(one, Instance)]
@@ -438,7 +438,7 @@ class Instances:
 
     async def delete(self, instance_id: str, *, reason: str | None = None) -> None:
         """Returns once the engine has confirmed; repeats are `PlaneNotFound`. One still being created is cancelled."""
-        now = self._clock()
+        now = self.clock()
         found = await self.get(instance_id)
         settle = now + self.settings.boot_s
         marked = await self._store.step(
@@ -455,7 +455,7 @@ class Instances:
             async with asyncio.timeout(self.settings.boot_s):
                 await engine.delete(marked.ref)
         reason = reason or f"deleted {say_origin() or 'by its owner'}"
-        await self._store.end(instance_id, "deleted", at=self._clock(), reason=reason)
+        await self._store.end(instance_id, "deleted", at=self.clock(), reason=reason)
 
     async def delete_many(self, instance_ids: Sequence[str]) -> dict[str, str]:
         """What became of each: `deleted`, `not_found`, or why not."""

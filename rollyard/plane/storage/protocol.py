@@ -28,6 +28,10 @@ from rollyard.core.plane_tables import PlaneTableRecords
 
 
 class PlaneStore(PlaneTableRecords, Protocol):
+    async def now(self) -> float:
+        """The time, as the storage's server has it: the same for all replicas."""
+        ...
+
     async def create_env(self, record: EnvRecord) -> EnvRecord:
         """Raises `PlaneConflict` when name@version exists."""
         ...

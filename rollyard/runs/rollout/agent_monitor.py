@@ -121,7 +121,8 @@ class AgentMonitor:
                 in_flight=in_flight,
                 last_output_at=self._last_output,
                 last_call_at=last_call,
-                cpu_s=await self._job.cpu_s(),
+                # with a call in flight it cannot be parked; asking would wake every sandbox twice a second for nothing
+                cpu_s=None if in_flight else await self._job.cpu_s(),
                 done_at=self._done_at,
             )
             state = dog.see(sample)

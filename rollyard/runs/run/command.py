@@ -51,6 +51,7 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     executor: str = "local"
     ray_address: str | None = None
     per_node: int | None = None
+    nodes: int | None = None
     workers: int | None = None
     name: str = ""
     strict: bool = False
@@ -83,9 +84,10 @@ async def execute(request: RunRequest, shown: Display) -> CommandOutcome:
 def _executor(request: RunRequest) -> Executor:
     if request.executor != "local" and request.workers is not None:
         raise ConfigError("--workers are processes of this machine", hint="with --executor ray it is --per-node")
-    if request.executor == "local" and (request.ray_address is not None or request.per_node is not None):
-        raise ConfigError("--ray-address and --per-node go with --executor ray")
-    given = {"address": request.ray_address, "per_node": request.per_node, "workers": request.workers}
+    of_ray = {"address": request.ray_address, "per_node": request.per_node, "nodes": request.nodes}
+    if request.executor == "local" and any(value is not None for value in of_ray.values()):
+        raise ConfigError("--ray-address, --per-node and --nodes go with --executor ray")
+    given = {**of_ray, "workers": request.workers}
     return executor(request.executor, **{name: value for name, value in given.items() if value is not None})
 
 
@@ -178,6 +180,7 @@ def resume_command(request: RunRequest) -> str:
         words.append(f"--executor {request.executor}")
         words += [f"--ray-address {shlex.quote(request.ray_address)}"] if request.ray_address is not None else []
         words += [f"--per-node {request.per_node}"] if request.per_node is not None else []
+        words += [f"--nodes {request.nodes}"] if request.nodes is not None else []
     words += [f"--workers {request.workers}"] if request.workers is not None else []
     return " ".join(words) + store_option(request.store)
 

@@ -3,6 +3,9 @@
 One worker (or `per_node`) sits on every live node and pulls attempts from the shared store. The driver starts workers, starts
 them again where they died and where a node joined, shows what the store says, and cancels. It carries no rollout: workers are
 detached, so a driver that dies leaves the run going, and one that comes back with `resume` finds its workers by name.
+
+On nodes that are marked for rollouts a worker holds a little of that mark, so that Ray's autoscaler never takes a node with
+rollouts for an idle one. With `nodes` the driver asks the autoscaler for as many, and gives them back at its end.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import anyio
 
 from rollyard.core.errors import ConfigError, MissingExtra, Unsupported
 from rollyard.core.log import Log
+from rollyard.core.numbers import check_least
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.distant_worker import NodeAssignment, WorkerEnd
 from rollyard.runs.run.distant_workers import DistantWorkers
@@ -32,6 +36,7 @@ T = TypeVar("T")
 
 NAMESPACE = "rollyard"
 MARK = "rollyard"  # the resource of a node that is for rollouts
+HELD = 0.001  # how much of it a worker holds: runs share nodes
 _LOOK_S = 1.0  # between looks at the cluster's nodes
 _CALL_S = 60.0  # for one request to the cluster
 _STOP_S = 45.0  # for a worker to close its sandboxes
@@ -39,16 +44,19 @@ _STOP_S = 45.0  # for a worker to close its sandboxes
 
 class Ray:
     """`address` is `auto` (the cluster this machine belongs to), `host:port`, or `local` for a throw-away one here.
-    Workers that are not `detached` end with the process that started them."""
+    Workers that are not `detached` end with the process that started them. `nodes` asks the cluster's autoscaler for so many
+    that are marked for rollouts; without it the nodes are those that there are."""
 
     name = "ray"
 
-    def __init__(self, address: str = "auto", *, per_node: int = 1, detached: bool = True) -> None:
+    def __init__(
+        self, address: str = "auto", *, per_node: int = 1, nodes: int | None = None, detached: bool = True
+    ) -> None:
         if find_spec("ray") is None:
             raise MissingExtra("ray", "ray", why="the executor 'ray'")
-        if per_node < 1:
-            raise ConfigError(f"per_node must be at least 1, got {per_node}")
+        check_least(1, per_node=per_node, nodes=nodes)
         self._address, self._per_node, self._detached = address, per_node, detached
+        self._wanted = nodes
 
     async def check(self, work: Assignment, given: RunResources) -> None:
         if not isinstance(given.sandbox, str):
@@ -61,7 +69,7 @@ class Ray:
         if not work.config.answers:
             raise ConfigError("nobody answers the model calls", hint='policies={"policy": "upstream:URL"}')
         ray = await self._connect()
-        nodes = len(await _off_loop(lambda: _live_nodes(ray)))
+        nodes = self._wanted or len(await _off_loop(lambda: _live_nodes(ray)))
         if nodes > 1 and not given.store.shared:
             raise Unsupported(
                 f"a SQLite store is a file of one machine, and this Ray cluster has {nodes} nodes",
@@ -74,18 +82,20 @@ class Ray:
     @asynccontextmanager
     async def open(self, work: Assignment, given: RunResources, record: Record) -> AsyncGenerator[Workers]:
         ray = await self._connect()
-        nodes = await _off_loop(lambda: _live_nodes(ray))
+        nodes = self._wanted or len(await _off_loop(lambda: _live_nodes(ray)))
         await record()
         posting = NodeAssignment(
             work=work,
             store=_reachable(given.store.where),
-            slots=work.config.slots(len(nodes) * self._per_node),
+            slots=work.config.slots(nodes * self._per_node),
             sharers=self._per_node,
             parcels=await pack_work(work, given.store),
             secrets=read_secrets(work.config.key_env),
         )
-        crew = _RayWorkers(ray, posting, given, self._per_node, self._detached)
+        crew = _RayWorkers(ray, posting, given, self._per_node, self._detached, marked=self._wanted is not None)
         await crew.listen()
+        if self._wanted is not None:
+            await _off_loop(lambda: _request_nodes(ray, nodes))
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(crew.supervise, group)
@@ -96,11 +106,18 @@ class Ray:
         finally:
             with anyio.CancelScope(shield=True):  # after the group: a worker may have been starting until then
                 await crew.dismiss()
+                if self._wanted is not None:
+                    await _off_loop(lambda: _request_nodes(ray, 0))
 
 
 class _RayWorkers(DistantWorkers):
-    def __init__(self, ray: Any, posting: NodeAssignment, given: RunResources, per_node: int, detached: bool) -> None:
+    """`marked`: on no other nodes than those that are for rollouts, also while there are none."""
+
+    def __init__(
+        self, ray: Any, posting: NodeAssignment, given: RunResources, per_node: int, detached: bool, *, marked: bool
+    ) -> None:
         super().__init__(posting.work, given)
+        self._marked = marked
         self._ray, self._posting = ray, posting
         self._per_node, self._detached = per_node, detached
         self._actors: dict[str, Any] = {}  # by name, those that were alive when last seen
@@ -125,7 +142,7 @@ class _RayWorkers(DistantWorkers):
 
     async def _nodes(self) -> list[str]:
         try:
-            return await _off_loop(lambda: _live_nodes(self._ray))
+            return await _off_loop(lambda: _live_nodes(self._ray, marked=self._marked))
         except (self._ray.exceptions.RayError, OSError, RuntimeError, TimeoutError) as error:
             self._log.warning("cluster.away", error=str(error))
             return []
@@ -208,15 +225,21 @@ def _join(ray: Any, address: str) -> None:
     )
 
 
-def choose_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Those that are alive; where some say that they are for rollouts, those alone."""
+def choose_nodes(nodes: Iterable[Mapping[str, Any]], *, marked: bool = False) -> list[str]:
+    """Those that are alive; where some say that they are for rollouts, those alone, and if they must be `marked`, no others."""
     alive = [node for node in nodes if node["Alive"]]
-    marked = [node for node in alive if node.get("Resources", {}).get(MARK)]
-    return sorted(node["NodeID"] for node in marked or alive)
+    chosen = [node for node in alive if node.get("Resources", {}).get(MARK)]
+    return sorted(node["NodeID"] for node in (chosen if marked else chosen or alive))
 
 
-def _live_nodes(ray: Any) -> list[str]:
-    return choose_nodes(ray.nodes())
+def _live_nodes(ray: Any, *, marked: bool = False) -> list[str]:
+    return choose_nodes(ray.nodes(), marked=marked)
+
+
+def _request_nodes(ray: Any, count: int) -> None:
+    """Of the autoscaler: as many marked nodes, in place of what was requested before."""
+    sdk: Any = import_module("ray.autoscaler.sdk")
+    sdk.request_resources(bundles=[{MARK: 1}] * count)
 
 
 def _actor(ray: Any, name: str, node: str, posting: NodeAssignment, detached: bool) -> Any:
@@ -229,6 +252,7 @@ def _actor(ray: Any, name: str, node: str, posting: NodeAssignment, detached: bo
             lifetime="detached" if detached else None,
             get_if_exists=True,
             num_cpus=0,
+            resources={MARK: HELD} if node in choose_nodes(ray.nodes(), marked=True) else None,
             max_restarts=0,
             scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False),
         )

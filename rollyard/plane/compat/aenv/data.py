@@ -8,7 +8,6 @@ before a JSON body harm nothing. What is said in the end is the instance's own a
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -78,7 +77,7 @@ class DataPort:
 
     async def _coming_up(self, instance_id: str) -> bool:
         instance, engine = await self._instances.running(instance_id)
-        return engine.capabilities.dial and time.time() - instance.created_at < _YOUNG_S
+        return engine.capabilities.dial and self._instances.clock() - instance.created_at < _YOUNG_S
 
     async def _health(self, instance_id: str) -> Response:
         asking = asyncio.create_task(self._until_healthy(instance_id))

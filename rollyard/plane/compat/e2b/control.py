@@ -86,7 +86,7 @@ class E2bControl:
         box = await self._boxes.find(seen.id)
         if asked.get("timeout") and box.sandbox.capabilities.extend:
             seconds = _seconds(asked["timeout"])
-            ends_before = seen.expires_at is None or seen.expires_at < time.time() + seconds
+            ends_before = seen.expires_at is None or seen.expires_at < self._boxes.clock() + seconds
             if ends_before or seen.state == "paused":
                 await self._boxes.extend(caller, seen.id, seconds)
         return JSONResponse(show_made(box, self._boxes.tokens), 201 if seen.state == "paused" else 200)

@@ -9,7 +9,6 @@ programs in them are known to every replica.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -54,8 +53,9 @@ _AT_HAND = 1000  # sandboxes; those that run nothing are looked up again
 class InstanceBoxes:
     def __init__(self, plane: PlaneParts, *, secret: bytes, anonymous: bool = False) -> None:
         self._instances, self._access, self._anonymous = plane.instances, plane.access, anonymous
-        self._programs = Shelf(plane.store, "e2b_program", E2bProgram)
-        self.tokens, self.templates = SandboxTokens(secret), Templates(plane.store)
+        self.clock = plane.clock
+        self._programs = Shelf(plane.store, "e2b_program", E2bProgram, clock=plane.clock)
+        self.tokens, self.templates = SandboxTokens(secret), Templates(plane.store, clock=plane.clock)
         self.builds = plane.builds  # what its steps may reach is the operator's word for all builds
         self._boxes: dict[str, E2bSandbox] = {}
 
@@ -155,13 +155,16 @@ class InstanceBoxes:
         """One past its end is gone, or paused, also when the sweep has yet to come by."""
         try:
             found = await self._instances.get(sandbox_id)
-            if _over(found) and not found.ends_with_its_time:
+            if self._over(found) and not found.ends_with_its_time:
                 found = await self._instances.settle_timeout(sandbox_id)
         except (PlaneGone, PlaneNotFound) as error:
             raise SandboxGone(f"sandbox {sandbox_id} is gone") from error
-        if _over(found):
+        if self._over(found):
             raise SandboxGone(f"sandbox {sandbox_id} is past its end")
         return found
+
+    def _over(self, instance: Instance) -> bool:
+        return instance.expires_at is not None and instance.expires_at <= self.clock()
 
     async def _own(self, caller: ApiKey, sandbox_id: str) -> Instance:
         found = await self._record(sandbox_id)
@@ -179,7 +182,9 @@ class InstanceBoxes:
         found = [
             one
             async for one in every
-            if one.state in ("running", "paused") and not (_over(one) and one.ends_with_its_time) and self._runs(one)
+            if one.state in ("running", "paused")
+            and not (self._over(one) and one.ends_with_its_time)
+            and self._runs(one)
         ]
         known: dict[str, TemplateBuild | None] = {}
         return [await self._view(one, known) for one in sorted(found, key=lambda one: (-one.created_at, one.id))]
@@ -195,7 +200,7 @@ class InstanceBoxes:
             created_at=instance.created_at,
             expires_at=instance.expires_at,
             metadata=instance.labels,
-            state="paused" if instance.state == "paused" or _over(instance) else "running",
+            state="paused" if instance.state == "paused" or self._over(instance) else "running",
             on_timeout=instance.plan.on_timeout,
             auto_resume=instance.plan.auto_resume,
             hosts=instance.plan.allowed_hosts,
@@ -274,10 +279,6 @@ def _to_request(asked: E2bCreate, build: TemplateBuild | None, resources: Resour
         on_timeout=asked.on_timeout,
         auto_resume=asked.auto_resume,
     )
-
-
-def _over(instance: Instance) -> bool:
-    return instance.expires_at is not None and instance.expires_at <= time.time()
 
 
 def _template(instance: Instance, build: TemplateBuild | None) -> str:

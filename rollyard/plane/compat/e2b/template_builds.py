@@ -66,7 +66,7 @@ class TemplateBuilder:
         kept = await self._templates.build(template, build_id)
         if kept is None:
             return None
-        if kept.value.state == "building" and (kept.record.due_at or 0.0) <= time.time():
+        if kept.value.state == "building" and (kept.record.due_at or 0.0) <= self._templates.clock():
             await self._take_up(kept)
         return kept.value
 
@@ -83,7 +83,7 @@ class TemplateBuilder:
 
     async def _take_up(self, kept: ShelfItem[TemplateBuild]) -> bool:
         """False when another server was first."""
-        held = await self._templates.builds.put(kept, kept.value, due_at=time.time() + self._hold_s)
+        held = await self._templates.builds.put(kept, kept.value, due_at=self._templates.clock() + self._hold_s)
         if held is None:
             return False
         run = asyncio.create_task(self._finish(held), name=f"rollyard-template-{held.value.id}")
@@ -96,7 +96,7 @@ class TemplateBuilder:
         work = asyncio.create_task(self._work(build))
         try:
             while not (await asyncio.wait([work], timeout=min(SAVE_S, self._hold_s / 3)))[0]:
-                held = await self._save(held, due_at=time.time() + self._hold_s)
+                held = await self._save(held, due_at=self._templates.clock() + self._hold_s)
             work.result()
             if build.image:
                 await self._templates.note_image(build)

@@ -11,7 +11,7 @@ import hashlib
 import re
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -112,12 +112,12 @@ class _Archive(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Templates:
-    def __init__(self, store: PlaneStore, *, part: int = PART) -> None:
-        self._store, self._part = store, part
-        self._templates = Shelf(store, "e2b_template", Template)
-        self.builds = Shelf(store, "e2b_build", TemplateBuild)
-        self._images = Shelf(store, "e2b_image", _ImageOrigin)
-        self._archives = Shelf(store, "e2b_archive", _Archive)
+    def __init__(self, store: PlaneStore, *, part: int = PART, clock: Callable[[], float] = time.time) -> None:
+        self._store, self._part, self.clock = store, part, clock
+        self._templates = Shelf(store, "e2b_template", Template, clock=clock)
+        self.builds = Shelf(store, "e2b_build", TemplateBuild, clock=clock)
+        self._images = Shelf(store, "e2b_image", _ImageOrigin, clock=clock)
+        self._archives = Shelf(store, "e2b_archive", _Archive, clock=clock)
 
     async def begin(
         self, owner: str, text: str, tags: list[str], resources: Resources
@@ -128,9 +128,9 @@ class Templates:
             raise E2bRefusal("invalid_argument", f"template name {name!r}: lower case letters, digits, - and _")
         for one in (*tags, *([tag] if tag else ())):
             _check_tag(one)
-        new = Template(id=new_id("tpl"), owner=owner, name=name, created_at=time.time())
+        new = Template(id=new_id("tpl"), owner=owner, name=name, created_at=self.clock())
         build = TemplateBuild(
-            id=str(uuid.uuid4()), template="", owner=owner, created_at=time.time(), resources=resources
+            id=str(uuid.uuid4()), template="", owner=owner, created_at=self.clock(), resources=resources
         )
         wanted = sorted({*tags, *([tag] if tag else ())}) or [DEFAULT_TAG]
         return await self._add(new, wanted, build), build
@@ -140,7 +140,7 @@ class Templates:
         name, tag = _split(text, owner)
         if name and not _NAME.fullmatch(name):
             raise E2bRefusal("invalid_argument", f"snapshot name {name!r}: lower case letters, digits, - and _")
-        new = Template(id=new_id("snp"), owner=owner, name=name, created_at=time.time(), sandbox=sandbox_id)
+        new = Template(id=new_id("snp"), owner=owner, name=name, created_at=self.clock(), sandbox=sandbox_id)
         template = await self._add(new, [tag or DEFAULT_TAG], build)
         await self.note_image(build)
         return template, tag or DEFAULT_TAG
@@ -242,7 +242,7 @@ class Templates:
 
     async def _put(self, owner: str, data: bytes) -> str:
         name = hashlib.sha256(data).hexdigest()
-        await self._store.put_blob(name, data, owner=owner, at=time.time())
+        await self._store.put_blob(name, data, owner=owner, at=self.clock())
         return name
 
     async def read_archive(self, owner: str, digest: str) -> AsyncIterator[bytes]:

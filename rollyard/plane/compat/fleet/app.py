@@ -45,7 +45,7 @@ def fleet_app(
     own = tasks or Tasks()
     verifiers = VerifierShelf(Shelf(plane.store, "fleet_verifier", StoredVerifier), own.verifiers())
     shelf = TaskShelf(own, Shelf(plane.store, "fleet_task", FleetTask), verifiers)
-    jobs = Jobs(plane.store, shelf, runs=runner is not None)
+    jobs = Jobs(plane.store, shelf, runs=runner is not None, clock=plane.clock)
     app = Starlette(
         routes=[
             *FleetControl(places, guard).routes(),

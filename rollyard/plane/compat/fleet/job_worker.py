@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -65,7 +64,7 @@ class JobWorker:
         room, due_at = self._parallel - len(self._working), await self._jobs.sessions.next_due()
         if room < 1 or due_at is None:
             return _LOOK_S
-        if due_at > (now := time.time()):
+        if due_at > (now := self._jobs.clock()):
             return min(_LOOK_S, due_at - now)
         for claimed in await self._jobs.sessions.claim(self._hold_s, room):
             work = asyncio.create_task(self._work(claimed))
@@ -96,7 +95,11 @@ class JobWorker:
             await self._end(claimed, job, replace(session, status="failed", lost=lost, error=told), ())
             return
         begun = replace(
-            session, status="running", lost=lost, begun=session.begun + 1, started_at=session.started_at or time.time()
+            session,
+            status="running",
+            lost=lost,
+            begun=session.begun + 1,
+            started_at=session.started_at or self._jobs.clock(),
         )
         held = _Held(self._jobs, claimed, self._hold_s)
         if not await held.begin(begun):
@@ -105,7 +108,9 @@ class JobWorker:
             ended, lines = await held.during(self._attempt(job, begun))
         except asyncio.CancelledError:
             if not held.lost:  # this server stops: the next one begins it anew
-                back = self._jobs.sessions.change(held.kept, replace(begun, status="pending"), due_at=time.time())
+                back = self._jobs.sessions.change(
+                    held.kept, replace(begun, status="pending"), due_at=self._jobs.clock()
+                )
                 await asyncio.shield(self._jobs.sessions.write(back))
             raise
         await self._end(held.kept, job, ended, lines)
@@ -113,7 +118,7 @@ class JobWorker:
     async def _attempt(self, job: FleetServerJob, session: FleetSession) -> tuple[FleetSession, tuple[Any, ...]]:
         """How it ended, and what was said."""
         try:
-            async with asyncio.timeout(job.ends_at - time.time()):
+            async with asyncio.timeout(job.ends_at - self._jobs.clock()):
                 done = await self._run(job, session)
         except TimeoutError:
             return replace(session, status="cancelled", error="its job's time was over"), ()
@@ -126,7 +131,7 @@ class JobWorker:
 
     async def _run(self, job: FleetServerJob, session: FleetSession) -> JobOutcome:
         task, asked = job.tasks[session.task_key], job.asked
-        seconds = job.ends_at - time.time()
+        seconds = job.ends_at - self._jobs.clock()
         make = Make(
             env_key=task.env,
             env_version=task.version,
@@ -159,7 +164,7 @@ class JobWorker:
         self, kept: ShelfItem[FleetSession], job: FleetServerJob, ended: FleetSession, lines: tuple[Any, ...]
     ) -> None:
         """The session's end, what was said and the session that may begin now: all of it is written or nothing."""
-        ended = replace(ended, ended_at=time.time())
+        ended = replace(ended, ended_at=self._jobs.clock())
         while True:
             records = [self._jobs.sessions.change(kept, ended), *await self._follower(job, ended)]
             if lines and await self._jobs.transcripts.get(job.owner, ended.id) is None:
@@ -176,7 +181,7 @@ class JobWorker:
         next_one = None if number is None else await self._jobs.sessions.get(job.id, session_id(job.id, number))
         if next_one is None or next_one.value.status != "pending":
             return []
-        return [self._jobs.sessions.change(next_one, next_one.value, due_at=time.time())]
+        return [self._jobs.sessions.change(next_one, next_one.value, due_at=self._jobs.clock())]
 
 
 class _Held:

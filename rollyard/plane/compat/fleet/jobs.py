@@ -143,18 +143,20 @@ class FleetServerJob(msgspec.Struct, frozen=True, kw_only=True):
 class Jobs:
     """What was asked for and what became of it. Without `runs` every job is refused."""
 
-    def __init__(self, store: PlaneStore, tasks: TaskShelf, *, runs: bool) -> None:
-        self._tasks, self._runs = tasks, runs
-        self.jobs = Shelf(store, "fleet_job", FleetServerJob)
-        self.sessions = Shelf(store, "fleet_session", FleetSession)
-        self.transcripts = Shelf(store, "fleet_transcript", list[Any])
+    def __init__(
+        self, store: PlaneStore, tasks: TaskShelf, *, runs: bool, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._tasks, self._runs, self.clock = tasks, runs, clock
+        self.jobs = Shelf(store, "fleet_job", FleetServerJob, clock=clock)
+        self.sessions = Shelf(store, "fleet_session", FleetSession, clock=clock)
+        self.transcripts = Shelf(store, "fleet_transcript", list[Any], clock=clock)
         self.wanted = asyncio.Event()  # somebody has asked for one here
 
     async def create(self, owner: str, asked: JobRequest) -> FleetServerJob:
         if not self._runs:
             raise FleetRefusal(501, "this server runs no jobs: nobody answers model calls (--job-policy)")
         tasks = {task.key: task for task in await self._choose(owner, asked)}
-        now = time.time()
+        now = self.clock()
         job = FleetServerJob(id=new_id("job"), owner=owner, asked=asked, tasks=tasks, created_at=now)
         pairs = job.pairs()
         if len(pairs) > _MOST_SESSIONS:

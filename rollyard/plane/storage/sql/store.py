@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 from rollyard.plane.storage.sql import hub, instances, keys, owned, pools, records, survey, sweep
+from rollyard.store.leases import moment
 from rollyard.store.methods import Records, reads, writes
 
 
 class SqlPlane(Records):
+    async def now(self) -> float:
+        own = self.lease_time()
+        return await self.database.read(lambda connection: moment(connection, own))
+
     # environments
     create_env = writes(hub.create)
     get_env = reads(hub.get)

@@ -1,0 +1,46 @@
+"""What drills ask afterwards must be able to say no: a sandbox that is left behind is found, and a cable that is pulled holds."""
+
+import asyncio
+import os
+
+import pytest
+
+import rollyard as ry
+from bench.drills.cable import Cable
+from bench.drills.ground import Leftovers, sandbox_pids
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="control groups of our own need root")
+async def test_what_runs_in_a_sandbox_is_found_and_gone_with_it(tmp_path):
+    left = Leftovers(str(tmp_path))
+    async with ry.sandbox.backend("local", root=tmp_path) as backend, backend.open(ry.SandboxSpec()) as box:
+        await box.start("sleep 600")
+        maker, *others = await asyncio.to_thread(sandbox_pids, str(tmp_path))
+        found = await left.after(0)
+        assert maker and others and found["processes"] >= 2 and found["sandboxes"]
+    assert not any((await left.after()).values())
+
+
+async def test_a_pulled_cable_carries_nothing_until_it_is_mended():
+    async def echo(reader, writer):
+        while data := await reader.read(100):
+            writer.write(data)
+        writer.close()
+
+    server = await asyncio.start_server(echo, "127.0.0.1", 0)
+    cable = await Cable.lay("127.0.0.1", server.sockets[0].getsockname()[1])
+    reader, writer = await asyncio.open_connection("127.0.0.1", cable.port)
+    writer.write(b"one")
+    assert await reader.readexactly(3) == b"one"
+    cable.pull()
+    writer.write(b"two")
+    answer = asyncio.create_task(reader.readexactly(3))
+    done, _ = await asyncio.wait([answer], timeout=0.2)
+    assert not done
+    cable.mend()
+    assert await answer == b"two"
+    writer.close()
+    cable.close()
+    server.close()
