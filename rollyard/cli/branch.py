@@ -55,7 +55,9 @@ def branch(
         ),
     ] = None,
     policy: PolicyOption = None,
-    parallel: Annotated[int | None, typer.Option(help="rollouts at the same time (unset: as in its run)")] = None,
+    parallel: Annotated[
+        str | None, typer.Option(help="rollouts at the same time, or auto (unset: as in its run)")
+    ] = None,
     sandbox: SandboxOption = None,
     store: StoreOption = STORE,
     name: NameOption = "",
@@ -70,9 +72,11 @@ def branch(
     rollyard branch ROLLOUT --at 4 --n 8 --base-url http://localhost:8000/v1
     """
     from rollyard.runs.branch import BranchRequest
+    from rollyard.runs.run.command import read_parallel
 
+    at_once = None if parallel is None else read_parallel(parallel)
     request = BranchRequest(
-        rollout=rollout, at=at, n=n, how=how, answer=answer, policy=policy, options=options, parallel=parallel, sandbox=sandbox,
+        rollout=rollout, at=at, n=n, how=how, answer=answer, policy=policy, options=options, parallel=at_once, sandbox=sandbox,
         store=store, name=name, as_json=as_json,
     )  # fmt: skip
     run_branch(request, display)

@@ -35,7 +35,8 @@ def export(
         bool, typer.Option("--unscored", help="include training rows of rollouts without a reward")
     ] = False,
     valid_only: Annotated[
-        bool, typer.Option("--valid-only", help="leave out rollouts whose reward `rollyard scan` finds invalid")
+        bool,
+        typer.Option("--valid-only", help="leave out rollouts whose reward a scan or a label calls invalid"),
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="print a summary as JSON")] = False,
 ) -> None:
@@ -58,11 +59,10 @@ def export(
         else:
             typer.echo(f"run {run_id} as one page in {out}")
         return
-    from rollyard.runs.scan.scan import load_scanners, refuse_invalid
+    from rollyard.runs.scan.scan import find_refuse
     from rollyard.store.exports.export import export_run
 
-    refuse = refuse_invalid(load_scanners()) if valid_only else None
-    done = anyio.run(export_run, store, run, out, format, kind or None, unscored, refuse)
+    done = anyio.run(export_run, store, run, out, format, kind or None, unscored, find_refuse if valid_only else None)
     if json:
         print_json(done)
         return

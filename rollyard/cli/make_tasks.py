@@ -75,6 +75,7 @@ def make_tasks(
         if rows:
             print_table(list(rows[0]), [list(row.values()) for row in rows])
         without = f", without {len(made.left_out)} that fail in any case" if made.left_out else ""
-        typer.echo(f"\n{len(made.made)} tasks in {out}, judged by {made.tests} tests of {made.package}{without}")
+        tests = "1 test" if made.tests == 1 else f"{made.tests} tests"
+        typer.echo(f"\n{len(made.made)} tasks in {out}, judged by {tests} of {made.package}{without}")
     if len(made.made) < n:
         raise typer.Exit(ROLLOUTS_FAILED)

@@ -264,7 +264,7 @@ def plane(
     store: Annotated[
         str,
         typer.Option(envvar="ROLLYARD_STORE", help="store: a path, sqlite:///path, postgresql://... or redis://..."),
-    ] = "rollyard.db",
+    ] = STORE,
     engine: Annotated[
         str, typer.Option(help="engines, separated by commas, the default first: local,docker,arca=URL")
     ] = "local",

@@ -12,7 +12,7 @@ import typer
 from rollyard.cli.printing import print_json
 from rollyard.cli.store_option import StoreOption
 from rollyard.cli.subverbs import new_group
-from rollyard.core.home import STORE
+from rollyard.core.home import STORE, STORE_VARIABLE
 
 app = new_group()
 
@@ -26,8 +26,9 @@ def store() -> None:
 def backup(
     target: Annotated[Path, typer.Argument(help="file to create")],
     store: Annotated[
-        str, typer.Option(help="store: a path or sqlite:///path; for PostgreSQL use pg_dump")
-    ] = "rollyard.db",
+        str,
+        typer.Option(envvar=STORE_VARIABLE, help="store: a path or sqlite:///path; for PostgreSQL use pg_dump"),
+    ] = STORE,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Write a consistent copy to one file, while servers and runs go on."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,6 +22,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.core.task import Task
 from rollyard.policy.prefix import calls_before, find_at, read_answer
 from rollyard.runs.display.progress import Display
+from rollyard.runs.rollout.branch_way import check_resumable
 from rollyard.runs.rollout.load_parent import load_live
 from rollyard.runs.rollout.options import OPTIONS, RolloutFields
 from rollyard.runs.run.command import CommandOutcome, outcome_of, policies_by_name, read_text
@@ -94,7 +95,7 @@ class BranchRequest(msgspec.Struct, frozen=True, kw_only=True):
     answer: str | None = None
     policy: str | None = None
     options: RolloutFields = {}
-    parallel: int | None = None
+    parallel: int | Literal["auto"] | None = None
     sandbox: str | None = None
     store: str
     name: str = ""
@@ -137,6 +138,8 @@ async def branch_config(
         raise ConfigError(f"rollout {parent.id} has no recorded answer to go on from", hint="run its task anew")
     if call == END and live:
         call = f"{AFTER}{before[-1].id}"
+    if fields.get("branch_how") == "resume":
+        check_resumable(BranchPoint(parent.id, call), parent)
     base = convert(await config_of(store, parent), f"run {parent.run_id}")
     given = {name: getattr(base, name) for name in OPTIONS if name not in _ANSWERS}
     given |= {"agents": _find_agent(base, parent), "sandbox": parent.sandbox or base.sandbox, "seed": parent.seed}

@@ -86,15 +86,21 @@ class RegistryDataset(_Strict, frozen=True, kw_only=True):
     metrics: list[dict[str, Any]] = []
 
 
-def task_folders(root: Path) -> list[Path]:
+def task_folders(root: Path) -> Iterator[Path]:
     """Task folders directly below `root`, or one level deeper (`org/name`), sorted by path."""
-    found: list[Path] = []
-    for child in sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")):
+    for name in _folder_names(root):
+        child = root / name
+        if name.startswith("."):
+            continue
         if is_task(child):
-            found.append(child)
+            yield child
         else:
-            found.extend(sorted(path for path in child.iterdir() if path.is_dir() and is_task(path)))
-    return found
+            yield from (child / inner for inner in _folder_names(child) if is_task(child / inner))
+
+
+def _folder_names(place: Path) -> list[str]:
+    with os.scandir(place) as entries:
+        return sorted(entry.name for entry in entries if entry.is_dir())
 
 
 def from_dataset(path: Path) -> Iterator[Task]:

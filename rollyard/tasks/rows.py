@@ -7,7 +7,6 @@ A mapping has the fields of `Task`, and a few shorthands: `files` as `{path: tex
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -153,8 +152,3 @@ def rows_of(value: Any, where: str) -> Iterator[Task]:
         raise ConfigError(f"{where}: gives no tasks: {type(value).__name__} cannot be iterated")
     for number, row in enumerate(cast("Iterable[Any]", value)):
         yield as_task(row, where=f"{where}[{number}]")
-
-
-def first(tasks: Iterable[Task], limit: int | None) -> tuple[Task, ...]:
-    """Tasksets may be endless; a limit makes them finite."""
-    return tuple(islice(tasks, limit))

@@ -19,6 +19,7 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple, overload
 
@@ -38,10 +39,11 @@ from rollyard.tasks.dataset_registry import (
     read_registry,
 )
 from rollyard.tasks.datasets import from_dataset, from_registry, task_folders
-from rollyard.tasks.harbor.index import FEWEST, FolderIndex
+from rollyard.tasks.harbor.index import FolderIndex
 from rollyard.tasks.harbor.load import is_task, load_folder
 from rollyard.tasks.harbor.write import to_folder
-from rollyard.tasks.rows import as_task, first, from_fleet, from_jsonl, from_python, rows_of
+from rollyard.tasks.packed import FEWEST, choose_tasks, pack_tasks
+from rollyard.tasks.rows import as_task, from_fleet, from_jsonl, from_python, rows_of
 from rollyard.tasks.trust import HINT, is_trusted, load_remembered, mark_untrusted
 
 FLEET = "fleet"  # what a file of Fleet's tasks is marked with, as PATH#fleet
@@ -61,13 +63,24 @@ class Taskset(Sequence[Task]):
     def __init__(self, tasks: Iterable[Any], *, name: str = "tasks") -> None:
         self.name = name
         self.skipped: tuple[SkippedTask, ...] = ()
-        self._tasks = tuple(as_task(task, where=f"{name}[{number}]") for number, task in enumerate(tasks))
-        self._by_id: dict[str, Task] = {}
-        for task in self._tasks:
-            if task.id in self._by_id:
-                where = task.source or name
+        self._positions: dict[str, int] = {}
+        self._tasks = pack_tasks(self._number(tasks))
+
+    def _number(self, tasks: Iterable[Any]) -> Iterator[Task]:
+        for number, value in enumerate(tasks):
+            task = as_task(value, where=f"{self.name}[{number}]")
+            if task.id in self._positions:
+                where = task.source or self.name
                 raise ConfigError(f"{where}: two tasks are named {task.id!r}", hint="give each its own id")
-            self._by_id[task.id] = task
+            self._positions[task.id] = number
+            yield task
+
+    def _choose(self, positions: Iterable[int]) -> Taskset:
+        """Those at these positions, in this order."""
+        order, ids, chosen = tuple(positions), tuple(self._positions), Taskset((), name=self.name)
+        chosen._tasks = choose_tasks(self._tasks, order)
+        chosen._positions = {ids[position]: number for number, position in enumerate(order)}
+        return chosen
 
     @classmethod
     def load(
@@ -85,11 +98,11 @@ class Taskset(Sequence[Task]):
         if isinstance(source, Taskset):
             return source if limit is None else source.limit(limit)
         if not isinstance(source, (str, Path)):
-            return cls(first(rows_of(source, "tasks"), limit))
+            return cls(islice(rows_of(source, "tasks"), limit))
         text = str(source)
         skipped: list[SkippedTask] | None = None if strict else []
         found = _open(text, cache=Path(cache) if cache is not None else None, trust=trust_tasks, skipped=skipped)
-        loaded = cls(first(found, limit), name=text.rstrip("/").rpartition("/")[2] or text)
+        loaded = cls(islice(found, limit), name=text.rstrip("/").rpartition("/")[2] or text)
         loaded.skipped = tuple(skipped or ())
         if loaded.skipped and not loaded:
             raise ConfigError(f"none of {len(loaded.skipped)} tasks can be read; the first: {loaded.skipped[0].reason}")
@@ -114,12 +127,12 @@ class Taskset(Sequence[Task]):
     def __getitem__(self, index: int | str | slice) -> Task | Taskset:
         """By position, or by id."""
         if isinstance(index, slice):
-            return Taskset(self._tasks[index], name=self.name)
+            return self._choose(range(len(self))[index])
         if isinstance(index, int):
             return self._tasks[index]
-        if index not in self._by_id:
-            raise UnknownName("task", index, list(self._by_id))
-        return self._by_id[index]
+        if index not in self._positions:
+            raise UnknownName("task", index, list(self._positions))
+        return self._tasks[self._positions[index]]
 
     def __repr__(self) -> str:
         return f"Taskset({self.name!r}, {len(self)} tasks)"
@@ -127,19 +140,17 @@ class Taskset(Sequence[Task]):
     def filter(self, wanted: str | Callable[[Task], bool]) -> Taskset:
         """Tasks whose id matches a shell pattern, or for which a function says yes."""
         if isinstance(wanted, str):
-            keep = [task for task in self._tasks if fnmatch.fnmatchcase(task.id, wanted)]
-        else:
-            keep = [task for task in self._tasks if wanted(task)]
-        return Taskset(keep, name=self.name)
+            return self._choose(at for name, at in self._positions.items() if fnmatch.fnmatchcase(name, wanted))
+        return self._choose(at for at, task in enumerate(self._tasks) if wanted(task))
 
     def limit(self, count: int) -> Taskset:
         return self[:count]
 
     def shuffle(self, seed: int) -> Taskset:
         """The same seed gives the same order, on any machine."""
-        order = sorted(self._tasks, key=lambda task: task.id)
+        order = sorted(self._positions)
         random.Random(seed).shuffle(order)
-        return Taskset(order, name=self.name)
+        return self._choose(self._positions[name] for name in order)
 
     def to_folder(self, folder: str | Path) -> Path:
         """Every task as a Harbor folder below `folder`."""
@@ -209,16 +220,16 @@ def _folder(path: Path, cache: Path | None, skipped: list[SkippedTask] | None) -
     if (path / "dataset.toml").is_file():
         return from_dataset(path / "dataset.toml")
     folders = task_folders(path)
-    if not folders:
+    few = list(islice(folders, FEWEST))
+    if not few:
         raise ConfigError(f"{path}: no task folders in it", hint="a task folder holds a task.toml")
-    return _load_indexed(folders, cache, skipped)
+    return _load_each(few, skipped) if len(few) < FEWEST else _load_indexed(path, chain(few, folders), cache, skipped)
 
 
-def _load_indexed(folders: list[Path], cache: Path | None, skipped: list[SkippedTask] | None) -> Iterator[Task]:
-    if len(folders) < FEWEST:
-        yield from _load_each(folders, skipped)
-        return
-    with FolderIndex({folder.parent for folder in folders}, cache) as index:
+def _load_indexed(
+    place: Path, folders: Iterable[Path], cache: Path | None, skipped: list[SkippedTask] | None
+) -> Iterator[Task]:
+    with FolderIndex({place}, cache) as index:
         yield from _load_each(folders, skipped, index.load)
 
 

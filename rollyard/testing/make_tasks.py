@@ -18,6 +18,7 @@ import anyio.to_thread
 import msgspec
 
 from rollyard.core.errors import ConfigError, Error, UnknownName
+from rollyard.core.near_path import near_path
 from rollyard.core.protocols import Backend
 from rollyard.core.scratch import scratch
 from rollyard.runs.rollout.provision import Provision
@@ -112,6 +113,12 @@ async def make_tasks(
 
 
 def open_package(source: str) -> PackageSource:
+    place = Path(source).expanduser()
+    if not source.startswith("git:") and not place.exists():
+        raise ConfigError(
+            f"{place}: no such file or folder",
+            hint=near_path(place) or "a checkout, the .tar.gz of an sdist, or git:PATH_OR_URL@COMMIT",
+        )
     folder = unpack_source(source)
     if not folder.is_dir():
         raise ConfigError(f"{source}: neither a folder nor an archive", hint="a checkout, or the .tar.gz of an sdist")

@@ -26,6 +26,7 @@ READING = {
     "export of a page": ["export", "run_x", "--out", "out.html", "--store"],
     "rescore": ["rescore", "run_x", "--store"],
     "replay": ["replay", "ro_x", "--store"],
+    "branch": ["branch", "ro_x", "--at", "2", "--parallel", "auto", "--store"],
     "check run": ["check", "run", "run_x", "--store"],
     "run --resume": ["run", "--resume", "run_x", "--store"],
     "eval --resume": ["eval", "any.toml", "--resume", "run_x", "--store"],
@@ -57,6 +58,12 @@ def test_a_verb_that_reads_says_which_store_is_missing_and_makes_none(verb, word
     assert (code, len(lines)) == (3, 1), lines
     assert "no store at typo.db" in lines[0] and "rollyard run" in lines[0]
     assert files() == []
+
+
+@pytest.mark.parametrize("words", [["store", "backup", "copy.db"], ["list"]])
+def test_verbs_that_are_told_no_store_look_for_the_same(verb, words):
+    code, lines = verb(*words)
+    assert code == 3 and "no store at runs.db" in lines[0]
 
 
 def test_an_empty_file_is_no_store_and_stays_empty(verb):

@@ -244,6 +244,10 @@ def test_the_network_of_builds_is_the_operators_word():
         hosts_of_builds("task")
     with pytest.raises(ConfigError, match="none, allow:HOST,... or public, not 'bogus'"):
         hosts_of_builds("bogus")
+    for every in ("allow:*", "allow:pypi.org,*"):
+        with pytest.raises(ConfigError, match="every host") as refused:
+            hosts_of_builds(every)
+        assert "say public" in str(refused.value.hint)
 
 
 @pytest.mark.parametrize(

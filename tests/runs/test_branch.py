@@ -107,6 +107,10 @@ async def test_what_cannot_be_branched_at_is_said_by_name_before_anything_opens(
             await ry.branch(parent.run_id, at=2, policy=script("right"), store=store)
         with pytest.raises(ConfigError, match="no policy is named to go on with"):
             await ry.branch(parent, at=2, store=store)
+        with pytest.raises(ConfigError, match="there is no snapshot of the sandbox at that call"):
+            await ry.branch(parent, at=2, policy=script("right"), store=store, how="resume")
+        with pytest.raises(ConfigError, match="not behind its end"):
+            await ry.branch(parent, at="end", policy=script("right"), store=store, how="resume")
         assert len(await store.list_runs()) == 1
 
 
@@ -185,7 +189,9 @@ async def test_the_command_line_branches_and_continues_and_every_verb_tells_of_i
     async with ry.Store.open(db) as store:
         parent = await one_parent(store, backend, script("wrong"), max_calls=3)
     policy = ("--policy", f"scripted:{right}", "--store", db, "--json")
-    report = json.loads((await rollyard("branch", parent.id, "--at", "2", "--n", "2", *policy)).stdout)
+    report = json.loads(
+        (await rollyard("branch", parent.id, "--at", "2", "--n", "2", "--parallel", "auto", *policy)).stdout
+    )
     at = parent.captured.records[2].id
     assert (report["scored"], report["replayed"], report["branch"]) == (2, 4, f"{parent.id}@{at}")
     again = json.loads((await rollyard("continue", parent.id, *policy, "--max-calls", "9")).stdout)

@@ -80,6 +80,19 @@ async def test_rate_time_left_and_tokens_are_those_of_what_has_ended(live, clock
     assert sums == "no reward yet  2.0 a minute  20k tokens in  300 tokens out"
 
 
+async def test_the_bar_below_a_rollout_that_ended_counts_it():
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    out = Terminal()
+    with LiveDisplay(out, Clock(100.0)) as shown:
+        shown.begin("run_1", 4, 0)
+        shown.rollout(ended(1))
+        line, below = out.getvalue().rsplit("no reward  0 calls", 1)
+    assert "1/4 attempts" in below and "0/4 attempts" not in below
+
+
 async def test_failures_that_say_the_same_are_one_line_with_a_count(live):
     for number in range(3):
         live.rollout(ended(number, status="infra_error", failure=failure(f"no answer within {number + 10} s")))

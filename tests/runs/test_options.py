@@ -125,6 +125,13 @@ def test_a_text_that_is_no_such_option_is_refused_by_its_flag(name, text):
         read_options({name: text})
 
 
+@pytest.mark.parametrize(("name", "said"), [("sleep_after", "is no number"), ("seed", "is no whole number")])
+def test_a_text_that_is_no_number_is_told_in_plain_words(name, said):
+    with pytest.raises(ConfigError) as refused:
+        read_options({name: "abc"})
+    assert refused.value.message == f"{OPTIONS[name].flag}: 'abc' {said}"
+
+
 def test_keywords_stand_over_the_value_and_none_is_the_default():
     base = RolloutOptions(model="a", seed=3, disabled_tools=("bash",))
     merged = merge_options({"model": "b", "seed": 0, "labels": None, "disabled_tools": ["web"]}, base)

@@ -17,8 +17,9 @@ from rollyard.runs.report.report import report, text
 from rollyard.runs.scan.deeds import Deed, Deeds
 from rollyard.runs.scan.diff import read_diff
 from rollyard.runs.scan.model_judge import judge_deeds
-from rollyard.runs.scan.scan import is_invalid, load_scanners, refuse_invalid, scan_run
+from rollyard.runs.scan.scan import find_refuse, is_invalid, load_scanners, refuse_invalid, scan_run
 from rollyard.store import Store
+from rollyard.store.exports.export import export_run
 from rollyard.testing.serve import serve_app
 from tests.plane.test_page import get
 
@@ -247,6 +248,38 @@ async def test_what_a_scan_finds_invalid_is_apart_in_report_and_page(tmp_path):
         await store.add_note("ro_5", "label", author="rollyard scan", name="invalid")  # of an earlier, harsher scan
         await scan_run(str(where), other)
         assert [note.author for note in (await store.notes(["ro_5"]))["ro_5"]] == ["me"]
+
+
+@pytest.mark.anyio
+async def test_labels_of_people_and_of_models_count_in_scans_and_exports(tmp_path):
+    where, task = tmp_path / "runs.db", Task(id="t", instruction="x")
+    (tmp_path / "judge.json").write_text(json.dumps([{"text": json.dumps({"findings": []})}]))
+    async with Store.open(where) as store:
+        run = await store.create_run({})
+        for number in range(4):
+            made = Rollout(id=f"ro_{number}", run_id=run, task=task, attempt=number, verdict=Verdict(reward=1.0))
+            await store.commit_rollout(made)
+        await store.add_note("ro_1", "label", author="me", name="invalid", text="it guessed")
+        await store.add_note("ro_2", "label", author="rollyard scan --judge", name="invalid", text="judge: it lied")
+        await store.add_note("ro_3", "label", author="me", name="lucky", text="valid all the same")
+        found = await scan_run(str(where), run)
+        assert (found.invalid, found.labelled, found.mean_valid) == (2, 2, 1.0)
+        assert "2 invalid (2 by a label)" in found.text()
+        assert set(await store.find_labelled(run, "invalid")) == {
+            "ro_1",
+            "ro_2",
+        }  # a scan without a model takes none back
+        refuse = await find_refuse(store, run)
+        reasons = {f"ro_{n}": refuse(await store.get_rollout(f"ro_{n}")) for n in range(4)}
+    assert reasons == {
+        "ro_0": None, "ro_1": "me: it guessed", "ro_2": "rollyard scan --judge: judge: it lied", "ro_3": None
+    }  # fmt: skip
+    out = tmp_path / "rows.jsonl"
+    done = await export_run(str(where), run, str(out), None, None, False, find_refuse)
+    assert (done.rows, done.dropped) == (2, 2)
+    assert [json.loads(line)["rollout_id"] for line in out.read_text().splitlines()] == ["ro_0", "ro_3"]
+    found = await scan_run(str(where), run, judge=f"scripted:{tmp_path / 'judge.json'}")
+    assert (found.invalid, found.labelled) == (1, 1)  # the model was asked again
 
 
 @pytest.mark.slow

@@ -146,6 +146,19 @@ async def test_a_machine_without_swap_is_refused_by_name_with_what_to_do(tmp_pat
     assert "docs/capacity.md" in str(refused.value.hint)
 
 
+async def test_agents_that_sleep_are_not_cancelled_for_old_answers_and_that_is_told_by_the_option(tmp_path):
+    async with (
+        ry.Store.open(tmp_path / "runs.db") as store,
+        ry.Gate(ry.policy.scripted(HELLO), log=store) as gate,
+        LocalBackend(root=tmp_path / "home") as backend,
+    ):
+        options = {"sleep_after": 2.0, "max_staleness": 1, "sandbox": backend, "gate": gate, "store": store}
+        with pytest.raises(Unsupported, match="not cancelled there when its answers grow old") as refused:
+            async with ry.Run(tasks(1), agent="shell-agent", **options):
+                pass
+    assert "--max-staleness" in str(refused.value.hint)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
 def test_a_user_who_may_page_nothing_out_is_told_so():
     code = "import os; from pathlib import Path; from rollyard.core.errors import Unsupported\n"
@@ -153,7 +166,7 @@ def test_a_user_who_may_page_nothing_out_is_told_so():
     code += "os.setgid(65534); os.setuid(65534)\n"
     code += "try: page_out([os.getppid()], Path('/proc'))\nexcept Unsupported as error: print(error.hint)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "run as root, or drop sleep_after\n", done.stderr
+    assert done.stdout == "run as root, or let agents stay awake\n", done.stderr
 
 
 @pytest.mark.slow

@@ -1,8 +1,11 @@
 """A large set is read once: what has not changed comes from the index, what has is read again."""
 
+import contextlib
 import json
 import os
+import pickle
 import shutil
+import sqlite3
 import tracemalloc
 from pathlib import Path
 
@@ -13,10 +16,12 @@ from rollyard.core.errors import ConfigError
 from rollyard.tasks.dataset_registry import DatasetEntry, add_dataset
 from rollyard.tasks.harbor.index import FolderIndex
 from rollyard.tasks.harbor.load import load_folder
+from rollyard.tasks.packed import FEWEST
+from rollyard.tasks.rows import as_task
 from rollyard.tasks.scaffold import new_task
 from rollyard.tasks.taskset import Taskset
 
-MANY = 60
+MANY = 90
 
 
 @pytest.fixture
@@ -32,13 +37,17 @@ def load(folders, tmp_path, settled_s=0.0):
         return [index.load(folder) for folder in folders]
 
 
+def open_index(tmp_path):
+    (file,) = (tmp_path / "cache" / "datasets" / "indexes").iterdir()
+    return sqlite3.connect(file, isolation_level=None)
+
+
 def forge(tmp_path):
     """Let the index say another instruction, as a sign that a task came from there."""
-    (file,) = (tmp_path / "cache" / "datasets" / "indexes").iterdir()
-    code, entries = msgspec.msgpack.decode(file.read_bytes())
-    for entry in entries.values():
-        entry[1]["instruction"] = "from the index"
-    file.write_bytes(msgspec.msgpack.encode([code, entries]))
+    with contextlib.closing(open_index(tmp_path)) as base:
+        for folder, data in base.execute("SELECT folder, task FROM folders").fetchall():
+            task = {**msgspec.msgpack.decode(data), "instruction": "from the index"}
+            base.execute("UPDATE folders SET task = ? WHERE folder = ?", (msgspec.msgpack.encode(task), folder))
 
 
 def test_a_task_from_the_index_is_the_task(folders, tmp_path):
@@ -98,12 +107,20 @@ def test_what_changed_a_moment_ago_is_not_kept(folders, tmp_path):
 def test_an_index_of_other_code_or_of_no_sense_is_not_used(folders, tmp_path):
     load(folders, tmp_path)
     (file,) = (tmp_path / "cache" / "datasets" / "indexes").iterdir()
-    file.write_bytes(b"no index")
+    file.write_bytes(b"no index" * 1000)
     assert load(folders, tmp_path)[0] == load_folder(folders[0])
     forge(tmp_path)
-    code, entries = msgspec.msgpack.decode(file.read_bytes())
-    file.write_bytes(msgspec.msgpack.encode([b"other", entries]))
+    with contextlib.closing(open_index(tmp_path)) as base:
+        base.execute("PRAGMA user_version = 7")
     assert load(folders, tmp_path)[0] == load_folder(folders[0])
+
+
+def test_an_index_that_is_being_written_is_waited_for_or_not_used(folders, tmp_path):
+    load(folders, tmp_path)
+    forge(tmp_path)
+    with contextlib.closing(open_index(tmp_path)) as base:
+        base.execute("BEGIN IMMEDIATE")  # readers may still read
+        assert load(folders, tmp_path)[0].instruction == "from the index"
 
 
 def test_folders_that_an_adapter_made_are_indexed_too(tmp_path, monkeypatch):
@@ -123,15 +140,55 @@ def test_folders_that_an_adapter_made_are_indexed_too(tmp_path, monkeypatch):
     assert {task.instruction for task in Taskset.load("rows", cache=tmp_path / "cache")} == {"from the index"}
 
 
-def test_loading_takes_no_more_memory_than_a_few_times_its_tasks(folders, tmp_path):
-    load(folders[:1], tmp_path)  # what is imported and compiled once
-    for _ in range(2):  # read from the files, then from the index
+def growth(make, few, many):
+    """Bytes that each further task costs: those that stay, and those at the most."""
+    measured = []
+    for count in (few, few, many):  # the first is for what is imported and compiled once
         tracemalloc.start()
         try:
-            tasks = load(folders, tmp_path)
-            kept, peak = tracemalloc.get_traced_memory()
+            tasks = make(count)
+            measured.append((*tracemalloc.get_traced_memory(), len(tasks)))
         finally:
             tracemalloc.stop()
-        assert len(tasks) == MANY
-        assert kept < MANY * 20_000
-        assert peak < 4 * kept
+        assert len(tasks) == count
+    (kept, peak, _), (more_kept, more_peak, _) = measured[1:]
+    return (more_kept - kept) / (many - few), (more_peak - peak) / (many - few)
+
+
+def test_a_set_of_folders_stays_on_disk(folders, tmp_path):
+    load(folders, tmp_path)
+    kept, peak = growth(lambda n: Taskset.load(tmp_path / "set", cache=tmp_path / "cache", limit=n), FEWEST, MANY)
+    assert kept < 400
+    assert peak < 1000
+
+
+def test_a_set_of_rows_stays_on_disk(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"id": f"row-{n}", "instruction": "x" * 5000}) + "\n" for n in range(600)))
+    kept, peak = growth(lambda n: Taskset.load(rows, limit=n), 100, 600)
+    assert kept < 400
+    assert peak < 1000
+
+
+@pytest.fixture
+def rows(tmp_path):
+    """As many tasks as are packed, one of them with a function that is never encoded."""
+    made = [{"id": f"row-{number:03}", "instruction": f"do {number}"} for number in range(2 * FEWEST)]
+    made[3]["metadata"] = {"pair": (1, 2)}  # a tuple would come back as a list
+    return made
+
+
+def test_a_packed_set_is_the_set_that_was_given(rows):
+    packed, plain = Taskset(rows), [as_task(row) for row in rows]
+    assert list(packed) == plain and len(packed) == len(plain)
+    assert packed[-1] == plain[-1] and packed["row-003"].metadata == {"pair": (1, 2)}
+    assert list(packed[10:70:3]) == plain[10:70:3]
+    assert packed[10:70:3]["row-013"] == plain[13]
+    assert [task.id for task in packed.filter("row-00?")] == [f"row-00{number}" for number in range(10)]
+    assert list(packed.filter(lambda task: task.instruction.endswith("7"))) == plain[7::10]
+    assert packed.shuffle(7).digest == Taskset(plain[::-1]).shuffle(7).digest != packed.digest
+    assert list(pickle.loads(pickle.dumps(packed))) == plain
+    with pytest.raises(IndexError):
+        packed[len(plain)]
+    with pytest.raises(ConfigError, match="two tasks are named 'row-003'"):
+        Taskset([*rows, rows[3]])

@@ -234,6 +234,9 @@ def test_mistakes_are_told_before_anything_runs(sdist, tmp_path):
     def run(*words):
         return CliRunner().invoke(app, ["make-tasks", *map(str, words)], prog_name="rollyard")
 
+    missing = run(sdist.with_name(f"{sdist.name}z"), "--out", tmp_path / "new").exception
+    assert "no such file or folder" in str(missing) and f"did you mean {sdist}" in str(missing.hint)
+    assert "the .tar.gz of an sdist" in str(run(tmp_path / "q" / "none", "--out", tmp_path / "new").exception.hint)
     (tmp_path / "full" / "x").mkdir(parents=True)
     assert "is not empty" in str(run(sdist, "--out", tmp_path / "full").exception)
     assert "one version exactly" in str(run(sdist, "--out", tmp_path / "new", "--with", "attrs").exception)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import msgspec
 
 from rollyard.core.errors import PlaneInvalid
-from rollyard.core.plane import ApiKey
+from rollyard.core.plane import ROLES, ApiKey
 from rollyard.plane.service.access import Access, NewKey
 from rollyard.plane.service.owner_terms import OwnerTerms, set_owner_terms
 from rollyard.plane.storage.protocol import PlaneStore
@@ -24,10 +24,9 @@ class PlaneOperator:
         return await self._store.list_keys()
 
     async def new_key(self, role: str, owner: str, instance_id: str | None) -> str:
-        try:
-            asked = msgspec.convert({"role": role, "owner": owner, "instance_id": instance_id}, NewKey)
-        except msgspec.ValidationError as error:
-            raise PlaneInvalid(str(error)) from error
+        if role not in ROLES:
+            raise PlaneInvalid(f"{role!r} is no role of a key: it is one of {', '.join(ROLES)}")
+        asked = msgspec.convert({"role": role, "owner": owner, "instance_id": instance_id}, NewKey)
         return (await self._access.issue(asked))[1]
 
     async def revoke_key(self, key_id: str) -> None:

@@ -152,6 +152,8 @@ def hosts_of_builds(text: str) -> tuple[str, ...]:
     if text not in ("none", "public") and not text.startswith("allow:"):
         raise ConfigError(f"builds have the network none, allow:HOST,... or public, not {text!r}")
     wish = parse_wish(text)
+    if "*" in wish.hosts:
+        raise ConfigError(f"{text!r} lets builds reach every host", hint="say public where that is meant")
     return ("*",) if wish.kind == "public" else wish.hosts
 
 

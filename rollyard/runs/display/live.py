@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 from rollyard.core.events import STARTED, Event
 from rollyard.core.failure_groups import FailureGroup, group_failures
@@ -15,6 +15,9 @@ from rollyard.core.ids import short_id
 from rollyard.core.rollout import Rollout
 from rollyard.runs.display.progress import STOPPING, Silent, cause_of, words_of
 from rollyard.runs.rollout.install_progress import INSTALLS
+
+if TYPE_CHECKING:
+    from rich.live import Live
 
 _SLOWEST, _FAILURES = 3, 3  # lines of each that are drawn
 _BAR = 24
@@ -42,6 +45,7 @@ class LiveDisplay(Silent):
         self._rewards: list[float] = []
         self._tokens: Counter[str] = Counter()
         self._clock = self._now()
+        self._live: Live | None = None
 
     def __enter__(self) -> Self:
         from rich.live import Live
@@ -53,7 +57,8 @@ class LiveDisplay(Silent):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.stop()
+        if self._live is not None:
+            self._live.stop()
 
     def begin(self, run_id: str, owed: int, done: int) -> None:
         super().begin(run_id, owed, done)
@@ -86,6 +91,8 @@ class LiveDisplay(Silent):
         if (failure := rollout.failure) is not None:
             one = FailureGroup(boundary=failure.boundary, cause=failure.cause, message=cause_of(failure), count=1)
             self._failures = group_failures([*self._failures, one])
+        if self._live is not None:  # or its line would stand above a bar that does not count it
+            self._live.refresh()
         colour = "green" if rollout.status == "completed" else "red"
         words = [Text(word, colour if word == rollout.status else "") for word in words_of(rollout)]
         self._console.print(Text("  ").join(words), no_wrap=True, overflow="ellipsis")

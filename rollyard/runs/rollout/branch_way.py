@@ -12,6 +12,11 @@ from rollyard.runs.rollout.plan import RolloutPlan
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.services import find_services
 
+_BEHIND = "a session is gone on from at a call, and not behind its end"
+_NO_SNAPSHOT = (
+    "there is no snapshot of the sandbox at that call (--snapshot-every), or no longer, or on another machine"
+)
+
 
 async def choose_way(
     plan: RolloutPlan, parent: Rollout, how: How, backend: Backend, provision: Provision
@@ -21,9 +26,20 @@ async def choose_way(
     start = await _find_start(plan.branch, parent, backend, provision)
     against = _find_hindrance(plan, parent, start)
     if how == "resume" and against is not None:
-        raise Unsupported(f"branch point {plan.branch} cannot be resumed: {against}", hint="--how replay runs it again")
+        raise _refusal(plan.branch, against)
     resumed = how != "replay" and against is None
     return msgspec.structs.replace(plan, start=start, resumed=resumed)
+
+
+def check_resumable(point: BranchPoint, parent: Rollout) -> None:
+    """Refuse what cannot be resumed wherever it is tried, before anything runs."""
+    against = _BEHIND if point.is_behind else _NO_SNAPSHOT if point.call not in parent.snapshots else None
+    if against is not None:
+        raise _refusal(point, against)
+
+
+def _refusal(point: BranchPoint, against: str) -> Unsupported:
+    return Unsupported(f"branch point {point} cannot be resumed: {against}", hint="--how replay runs it again")
 
 
 async def _find_start(
@@ -40,11 +56,9 @@ def _find_hindrance(plan: RolloutPlan, parent: Rollout, start: CallSnapshot | No
     if plan.agent.resume is None:
         return f"agent {plan.agent.name!r} cannot go on from a session of its own"
     if plan.branch is not None and plan.branch.is_behind:
-        return "a session is gone on from at a call, and not behind its end"
+        return _BEHIND
     if start is None:
-        return (
-            "there is no snapshot of the sandbox at that call (--snapshot-every), or no longer, or on another machine"
-        )
+        return _NO_SNAPSHOT
     if start.background:
         return f"programs ran in the background there, which a snapshot has not: {', '.join(sorted(set(start.background)))}"
     if find_services(parent.task):

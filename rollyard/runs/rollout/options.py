@@ -243,13 +243,18 @@ def read_options(texts: Mapping[str, Any]) -> RolloutFields:
     return cast(RolloutFields, given)
 
 
+_NUMBERS = {int: "no whole number", float: "no number"}
+
+
 def _read(option: Option, value: Any) -> Any:
     try:
         if option.kind == "lines":
             return msgspec.convert(_read_lines(option, value), option.type, strict=False)
         return value if str in _members(option.type) else msgspec.convert(value, option.type, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise ConfigError(f"{option.flag}: {error}", hint=option.help) from error
+        wanted = next((words for kind, words in _NUMBERS.items() if kind in _members(option.type)), None)
+        said = f"{value!r} is {wanted}" if wanted is not None else str(error)
+        raise ConfigError(f"{option.flag}: {said}", hint=option.help) from error
 
 
 def _read_lines(option: Option, lines: Sequence[str]) -> Any:

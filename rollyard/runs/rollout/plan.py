@@ -242,7 +242,10 @@ def _check_sleep(plan: RolloutPlan, backend: Backend) -> None:
     if plan.mode == "black_box" or not plan.agent.calls_model:
         raise Unsupported(f"{what} while a model call is held, and none is read here", hint="let agents stay awake")
     if plan.options.max_staleness is not None:
-        raise Unsupported("sleep_after and max_staleness do not go together", hint="drop one of them")
+        raise Unsupported(
+            f"{what}, and is not cancelled there when its answers grow old",
+            hint="let agents stay awake, or let old answers be (without --max-staleness)",
+        )
     if plan.agent.freeze_s and not backend.capabilities.pause:
         raise Unsupported(f"{what}, and {plan.agent.name!r} has to be frozen for it", hint="see `rollyard doctor`")
     backend.check_sleep()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -20,22 +20,26 @@ from rollyard.store.values import RolloutQuery
 Scanner = Callable[[Deeds], Iterable[Finding]]
 GROUP = "rollyard.scanners"
 AUTHOR = "rollyard scan"
+JUDGED = "rollyard scan --judge"  # what a model found stands until one is asked again
 _LONGEST_LABEL = 2000
 
 
 class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
-    """`mean` is over all scored rollouts, `mean_valid` over those whose reward no finding takes the ground from."""
+    """`mean` is over all scored rollouts, `mean_valid` over those whose reward nothing takes the ground from: no finding, and no
+    label `invalid` of somebody else, which `labelled` counts."""
 
     run_id: str
     rollouts: int
     scored: int
     invalid: int
+    labelled: int
     mean: float | None
     mean_valid: float | None
     findings: tuple[Finding, ...]
 
     def text(self) -> str:
-        lines = [f"{self.run_id}: {self.rollouts} rollouts, {self.scored} scored, {self.invalid} invalid"]
+        by_label = f" ({self.labelled} by a label)" if self.labelled else ""
+        lines = [f"{self.run_id}: {self.rollouts} rollouts, {self.scored} scored, {self.invalid} invalid{by_label}"]
         lines.append(f"mean reward {_number(self.mean)}, without the invalid {_number(self.mean_valid)}")
         for one in self.findings:
             at = one.where if one.call is None else f"{one.where} of call {one.call}"
@@ -63,10 +67,14 @@ def is_invalid(reward: float | None, findings: Iterable[Finding]) -> bool:
     return any(finding.invalidates in (against, "both") for finding in findings)
 
 
-def refuse_invalid(scanners: Mapping[str, Scanner]) -> Callable[[Rollout], str | None]:
-    """For exports: why a rollout's reward cannot be trusted, or None."""
+def refuse_invalid(
+    scanners: Mapping[str, Scanner], labelled: Mapping[str, str] | None = None
+) -> Callable[[Rollout], str | None]:
+    """For exports: why a rollout's reward cannot be trusted, or None. `labelled` are rollouts of which somebody said so."""
 
     def refuse(rollout: Rollout) -> str | None:
+        if labelled is not None and rollout.id in labelled:
+            return labelled[rollout.id]
         found = scan_rollout(rollout, scanners)
         if not is_invalid(rollout.reward, found):
             return None
@@ -75,11 +83,30 @@ def refuse_invalid(scanners: Mapping[str, Scanner]) -> Callable[[Rollout], str |
     return refuse
 
 
+async def find_refuse(store: Store, run: str) -> Callable[[Rollout], str | None]:
+    """What an export of a run refuses: rewards that a scanner, a model or a person finds invalid."""
+    return refuse_invalid(load_scanners(), await labelled_invalid(store, run))
+
+
+async def labelled_invalid(store: Store, run: str, *, but: Collection[str] = ()) -> dict[str, str]:
+    """Rollouts of a run with the label `invalid`, and who says why; not counting the labels of some authors."""
+    notes = await store.notes(sorted(await store.find_labelled(run, INVALID)))
+    said = {
+        name: [
+            f"{note.author}: {note.text or INVALID}"
+            for note in found
+            if (note.kind, note.name) == ("label", INVALID) and note.author not in but
+        ]
+        for name, found in notes.items()
+    }
+    return {name: "; ".join(reasons) for name, reasons in said.items() if reasons}
+
+
 async def scan_run(
     where: str, run: str, names: Iterable[str] = (), judge: str | None = None, model: str | None = None
 ) -> ScanReport:
     """With a `judge`, a policy's text, a model looks over each rollout too. A scan by all scanners labels what it finds invalid,
-    for reports and the page."""
+    for reports, exports and the page, and so does a model; labels of others stay, and count."""
     names = tuple(names)
     scanners = load_scanners(names)
     async with Store.open(where, create=False) as store, AsyncExitStack() as stack:
@@ -87,41 +114,48 @@ async def scan_run(
         if policy is not None:
             stack.push_async_callback(policy.aclose)
         found_run = await run_id(store, run)
-        count = 0
+        labelled = await labelled_invalid(store, found_run, but=(AUTHOR,) if policy is None else (AUTHOR, JUDGED))
+        count, by_label = 0, 0
         rewards: list[float] = []
         valid: list[float] = []
         findings: list[Finding] = []
         async for rollout in _rollouts(store, found_run):
             count += 1
             found = scan_rollout(rollout, scanners)
-            if policy is not None:
-                found = (*found, *await judge_deeds(Deeds.of(rollout), policy, model=model or JUDGE))
-            findings += found
             if not names:
-                await _label(store, rollout, found)
+                await _label(store, rollout, found, AUTHOR)
+            if policy is not None:
+                told = await judge_deeds(Deeds.of(rollout), policy, model=model or JUDGE)
+                await _label(store, rollout, told, JUDGED)
+                found = (*found, *told)
+            findings += found
             if rollout.reward is not None:
                 rewards.append(rollout.reward)
-                if not is_invalid(rollout.reward, found):
+                if is_invalid(rollout.reward, found):
+                    continue
+                by_label += rollout.id in labelled
+                if rollout.id not in labelled:
                     valid.append(rollout.reward)
     return ScanReport(
         run_id=found_run,
         rollouts=count,
         scored=len(rewards),
         invalid=len(rewards) - len(valid),
+        labelled=by_label,
         mean=_mean(rewards),
         mean_valid=_mean(valid),
         findings=tuple(findings),
     )
 
 
-async def _label(store: Store, rollout: Rollout, findings: Sequence[Finding]) -> None:
+async def _label(store: Store, rollout: Rollout, findings: Sequence[Finding], author: str) -> None:
     """The label says why; one of an earlier scan that found more is taken back."""
     said = "; ".join(f"{finding.scanner}: {finding.message}" for finding in findings)
     if is_invalid(rollout.reward, findings):
-        await store.add_note(rollout.id, "label", author=AUTHOR, name=INVALID, text=said[:_LONGEST_LABEL])
+        await store.add_note(rollout.id, "label", author=author, name=INVALID, text=said[:_LONGEST_LABEL])
         return
     for note in (await store.notes([rollout.id])).get(rollout.id, ()):
-        if (note.author, note.kind, note.name) == (AUTHOR, "label", INVALID):
+        if (note.author, note.kind, note.name) == (author, "label", INVALID):
             await store.remove_note(rollout.id, note.id)
 
 

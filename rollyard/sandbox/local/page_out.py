@@ -44,7 +44,8 @@ def page_out(pids: Iterable[int], proc: Path) -> None:
             continue
     if refusals and not done:
         raise Unsupported(
-            f"no memory of a sandbox can be paged out: {refusals[0].strerror}", hint="run as root, or drop sleep_after"
+            f"no memory of a sandbox can be paged out: {refusals[0].strerror}",
+            hint="run as root, or let agents stay awake",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -43,6 +43,7 @@ class Exported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Refuse = Callable[[Rollout], str | None]
+FindRefuse = Callable[[Store, str], Awaitable[Refuse]]
 
 
 async def export_run(
@@ -52,17 +53,19 @@ async def export_run(
     format: str | None,
     kinds: Collection[str] | None,
     unscored: bool,
-    refuse: Refuse | None = None,
+    find_refuse: FindRefuse | None = None,
 ) -> Exported:
+    """`find_refuse` says of the run that was found what is left out."""
     async with Store.open(where, create=False) as store:
+        found = await run_id(store, run)
         return await export(
             store,
-            await run_id(store, run),
+            found,
             out,
             format=cast("Format | None", format),
             kinds=cast("Collection[BranchKind] | None", kinds),
             unscored=unscored,
-            refuse=refuse,
+            refuse=await find_refuse(store, found) if find_refuse is not None else None,
         )
 
 
@@ -80,7 +83,7 @@ async def export(
     (`TRAINED_KINDS`; `("user",)` for those of a simulated user), or the calls that become turns (all). `unscored` also exports
     rows of rollouts without a reward. `atif` into a directory writes a file per rollout, into a file a line per rollout; `harbor`
     makes a new folder, a job of Harbor. A rollout for which `refuse` gives a reason is left out
-    (`rollyard.runs.scan.scan.refuse_invalid` refuses rewards that cannot be trusted)."""
+    (`rollyard.runs.scan.scan.find_refuse` finds what refuses rewards that cannot be trusted)."""
     path = Path(out)
     chosen = _choose_format(format, path)
     _check_kinds(kinds, chosen)

@@ -7,7 +7,7 @@ import gzip
 import io
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import msgspec
@@ -17,6 +17,8 @@ from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, MissingExtra
 
 WORKDIR = "/app"
+_TEST_FOLDERS = {"tests", "test"}
+_TEST_FILE = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py|conftest\.py")
 ROWS = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
 
 
@@ -91,6 +93,12 @@ def string_list(value: Any) -> list[str]:
         text = value.strip()
         return [str(item) for item in msgspec.json.decode(text)] if text.startswith("[") else text.split()
     return [str(item) for item in value or ()]
+
+
+def is_test(path: str) -> bool:
+    """Whether a file of a Python package is one of its tests, or a part of them."""
+    parts = PurePosixPath(path).parts
+    return bool(_TEST_FOLDERS & set(parts[:-1])) or bool(_TEST_FILE.fullmatch(parts[-1]))
 
 
 def is_inside(path: Path, root: Path) -> bool:

@@ -4,20 +4,18 @@ this an agent may see."""
 from __future__ import annotations
 
 import ast
-import re
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from rollyard.core.errors import ConfigError
+from rollyard.tasks.adapters.drafts import is_test
 
 _LEFT_OUT = {
     ".git", ".hg", ".svn", ".tox", ".nox", ".venv", "venv", ".eggs", "build", "dist", "node_modules", "__pycache__",
     ".mypy_cache", ".pytest_cache", ".ruff_cache",
 }  # fmt: skip
 _ARCHIVES = (".whl", ".egg", ".pyc", ".pyo", ".tar", ".gz", ".zip", ".bz2", ".xz", ".patch", ".diff", ".bundle")
-_TEST_FOLDERS = {"tests", "test"}
-_TEST_FILE = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py|conftest\.py")
 _NOT_SOURCE = {
     "setup.py", "noxfile.py", "tasks.py", "conf.py", "fabfile.py", "dodo.py", "docs", "doc", "examples", "example", "benchmarks",
     "bench", "scripts", "tools", "_vendor", "vendor", "_vendored",
@@ -59,11 +57,6 @@ def read_package(folder: Path, name: str) -> PackageSource:
             hint="take another package",
         )
     return PackageSource(name=name, visible=visible, tests=tests, sources=sources, roots=roots)
-
-
-def is_test(path: str) -> bool:
-    parts = PurePosixPath(path).parts
-    return bool(_TEST_FOLDERS & set(parts[:-1])) or bool(_TEST_FILE.fullmatch(parts[-1]))
 
 
 def _is_source(path: str, data: bytes, root: str) -> bool:
