@@ -140,6 +140,13 @@ def parse_wish(text: str) -> NetworkWish:
     return NetworkWish(kind)
 
 
+def parse_build_wish(text: str) -> NetworkWish:
+    """What the commands of Dockerfiles may reach (`--build-network`): `none`, `allow:HOST,...` or `public`."""
+    if text not in ("none", "public") and not text.startswith("allow:"):
+        raise ConfigError(f"builds have the network none, allow:HOST,... or public, not {text!r}")
+    return parse_wish(text)
+
+
 Asked = tuple[str | None, tuple[str, ...]]  # `network` and `allowed_hosts` of a task
 
 

@@ -210,7 +210,9 @@ def _folder(path: Path, cache: Path | None, skipped: list[SkippedTask] | None) -
         return from_dataset(path / "dataset.toml")
     folders = task_folders(path)
     if not folders:
-        raise ConfigError(f"{path}: no task folders in it", hint="a task folder holds a task.toml")
+        entry = find_dataset(str(path))
+        named = f"; the dataset of this name is {entry.title}" if entry is not None else ""
+        raise ConfigError(f"{path}: no task folders in it", hint=f"a task folder holds a task.toml{named}")
     return _load_indexed(folders, cache, skipped)
 
 
