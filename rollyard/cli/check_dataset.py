@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import anyio
@@ -24,6 +25,14 @@ def dataset(
     network: Annotated[
         str, typer.Option("--network", help="what builds and tasks may reach: task, none, allow:HOST,... or public")
     ] = "task",
+    build_network: Annotated[
+        str | None, typer.Option("--build-network", help="what builds alone may reach: none, allow:HOST,... or public")
+    ] = None,
+    results: Annotated[
+        Path | None,
+        typer.Option(help="a file to add each outcome to, as JSON; tasks that are in it are not run again"),
+    ] = None,
+    logs: Annotated[Path | None, typer.Option(help="a folder for what verifiers printed and wrote, whole")] = None,
     trust_tasks: Annotated[
         bool, typer.Option("--trust-tasks", help="trust the authors of tasks from elsewhere with this machine")
     ] = False,
@@ -39,7 +48,14 @@ def dataset(
     from rollyard.testing.tasks import CheckOptions, TaskCheck
 
     options = CheckOptions(
-        repeats=repeats, parallel=parallel, network=network, trust_tasks=trust_tasks, filter=only, trivial=trivial
+        repeats=repeats,
+        parallel=parallel,
+        network=network,
+        build_network=build_network,
+        logs=logs,
+        trust_tasks=trust_tasks,
+        filter=only,
+        trivial=trivial,
     )
 
     async def run() -> DatasetCheck:
@@ -48,7 +64,7 @@ def dataset(
                 typer.echo(f"{'ok' if check.ok else 'FAILED':7} {check.task_id}")
 
         async with open_backend(sandbox) as backend:
-            return await check_dataset(name, backend, options, sample=sample, seed=seed, tell=tell)
+            return await check_dataset(name, backend, options, sample=sample, seed=seed, results=results, tell=tell)
 
     found = anyio.run(run)
     if json:

@@ -140,6 +140,16 @@ def parse_wish(text: str) -> NetworkWish:
     return NetworkWish(kind)
 
 
+def parse_build_wish(text: str) -> NetworkWish:
+    """What the commands of Dockerfiles may reach (`--build-network`): `none`, `allow:HOST,...` or `public`."""
+    if text not in ("none", "public") and not text.startswith("allow:"):
+        raise ConfigError(f"builds have the network none, allow:HOST,... or public, not {text!r}")
+    wish = parse_wish(text)
+    if "*" in wish.hosts:
+        raise ConfigError(f"{text!r} lets builds reach every host", hint="say public where that is meant")
+    return wish
+
+
 Asked = tuple[str | None, tuple[str, ...]]  # `network` and `allowed_hosts` of a task
 
 

@@ -451,9 +451,8 @@ def _network_hint(network: str, output: str) -> str | None:
     """What to do about a command that missed the network."""
     if network == "none" and any(sign in output for sign in _NETWORK_SIGNS):
         return (
-            "a Dockerfile is built without a network. Give it one (--network allow:HOST,... or --network public; a plane's"
-            " operator does with `serve plane --build-network`), copy what RUN needs into the build folder (wheels, archives), or"
-            " build the image elsewhere, take it in with `rollyard image add ARCHIVE --name NAME` and set docker_image = NAME in"
-            " task.toml"
+            "a Dockerfile is built without a network. Give it one (--build-network allow:HOST,... or public, an option of"
+            " `serve plane` too), copy what RUN needs into the build folder (wheels, archives), or build the image elsewhere,"
+            " take it in with `rollyard image add ARCHIVE --name NAME` and set docker_image = NAME in task.toml"
         )
     return None

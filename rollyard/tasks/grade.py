@@ -61,6 +61,7 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True):
     collected: tuple[CommandRecord, ...] | None = None
     before: Before | None = None
     record: Callable[[CommandRecord], None] | None = None  # told each command of the verifier's when it has ended
+    keep: Callable[[Sandbox], Awaitable[None]] | None = None  # shown the verifier's sandbox when it has judged
 
     @property
     def network(self) -> tuple[Network, tuple[str, ...]]:
@@ -109,6 +110,8 @@ async def judge(
             notes += await planted.put_back(box.sandbox, before, case.workdir)
             await _guard(case, box, before)
         verdict = await _run(case, box, backend, verifier, prepare)
+        if case.keep is not None:
+            await case.keep(box.sandbox)
         if box.sandbox is sandbox and case.rollout.task.steps:
             await _clear_away(case, sandbox)
     return msgspec.structs.replace(

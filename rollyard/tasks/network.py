@@ -1,4 +1,5 @@
-"""The network a task gets in each of its phases, out of what it asks for and what the caller wishes (`--network`)."""
+"""The network a task gets in each of its phases, out of what it asks for and what the caller wishes (`--network`,
+`--build-network`)."""
 
 from __future__ import annotations
 
@@ -24,10 +25,11 @@ def is_public(task: Task) -> bool:
     return task.network == "host" or PUBLIC in task.allowed_hosts
 
 
-def give_network(task: Task, wish: NetworkWish, can: Capabilities) -> Task:
-    """The task with the networks that it gets. The public network is any name, through the proxy, where there is one."""
+def give_network(task: Task, wish: NetworkWish, can: Capabilities, *, building: NetworkWish) -> Task:
+    """The task with the networks that it gets, its builds by a wish of their own. The public network is any name, through the
+    proxy, where there is one."""
 
-    building = give_hosts((None, ()), wish, can)[1]
+    build_hosts = give_hosts((None, ()), building, can)[1]
 
     def give(network: str | None, hosts: tuple[str, ...]) -> dict[str, object]:
         _check_author(task, hosts)
@@ -40,7 +42,7 @@ def give_network(task: Task, wish: NetworkWish, can: Capabilities) -> Task:
         own = give(spec.network, spec.allowed_hosts) if spec.network is not None else {}
         site = spec.site
         if site is not None:
-            site = msgspec.structs.replace(site, **give(site.network, site.allowed_hosts), build_hosts=building)
+            site = msgspec.structs.replace(site, **give(site.network, site.allowed_hosts), build_hosts=build_hosts)
         return msgspec.structs.replace(spec, **own, site=site)
 
     steps = tuple(
@@ -55,7 +57,7 @@ def give_network(task: Task, wish: NetworkWish, can: Capabilities) -> Task:
         setup = give(task.setup_network, task.setup_hosts)
         task = msgspec.structs.replace(task, setup_network=setup["network"], setup_hosts=setup["allowed_hosts"])
     own = give(task.network, task.allowed_hosts)
-    return msgspec.structs.replace(task, **own, build_hosts=building, verifier=judge(task.verifier), steps=steps)
+    return msgspec.structs.replace(task, **own, build_hosts=build_hosts, verifier=judge(task.verifier), steps=steps)
 
 
 def give_hosts(asked: Asked, wish: NetworkWish, can: Capabilities) -> Asked:

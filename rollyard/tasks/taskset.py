@@ -222,7 +222,9 @@ def _folder(path: Path, cache: Path | None, skipped: list[SkippedTask] | None) -
     folders = task_folders(path)
     few = list(islice(folders, FEWEST))
     if not few:
-        raise ConfigError(f"{path}: no task folders in it", hint="a task folder holds a task.toml")
+        entry = find_dataset(str(path))
+        named = f"; the dataset of this name is {entry.title}" if entry is not None else ""
+        raise ConfigError(f"{path}: no task folders in it", hint=f"a task folder holds a task.toml{named}")
     return _load_each(few, skipped) if len(few) < FEWEST else _load_indexed(path, chain(few, folders), cache, skipped)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import msgspec
 
+from rollyard.core.bad_json import BAD_JSON
+from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Backend
 from rollyard.core.task import Task
 from rollyard.runs.rollout.provision import Provision
@@ -35,9 +38,11 @@ async def check_dataset(
     *,
     sample: int,
     seed: int = 0,
+    results: Path | None = None,
     tell: Callable[[TaskCheck], None] = lambda check: None,
 ) -> DatasetCheck:
-    """`tell` hears of each task as it is done."""
+    """`tell` hears of each task as it is done. `results` is a file that each outcome is added to; what it has already of
+    these tasks and options is not done again."""
 
     def load() -> tuple[Taskset, list[Task]]:
         found = Taskset.load(name, trust_tasks=options.trust_tasks)
@@ -45,8 +50,13 @@ async def check_dataset(
         return found, list(wanted.shuffle(seed).limit(sample))
 
     found, chosen = await anyio.to_thread.run_sync(load)
-    checks: list[TaskCheck] = []
-    async for check in check_each(chosen, backend, options, Provision.of(backend)):
+    conditions = _conditions(backend, options)
+    known = await anyio.to_thread.run_sync(_read_results, results, conditions) if results is not None else {}
+    checks = [known[task.digest] for task in chosen if task.digest in known]
+    left = [task for task in chosen if task.digest not in known]
+    async for check in check_each(left, backend, options, Provision.of(backend)):
+        if results is not None:
+            await anyio.to_thread.run_sync(_add_result, results, _Result(conditions, check))
         checks.append(check)
         tell(check)
     return DatasetCheck(
@@ -55,6 +65,41 @@ async def check_dataset(
         skipped=tuple((one.folder, one.reason) for one in found.skipped),
         checks=tuple(sorted(checks, key=lambda check: check.task_id)),
     )
+
+
+class _Result(msgspec.Struct, frozen=True):
+    """A line of a results file."""
+
+    conditions: dict[str, Any]
+    check: TaskCheck
+
+
+def _conditions(backend: Backend, options: CheckOptions) -> dict[str, Any]:
+    """What an outcome depends on beside its task."""
+    names = ("repeats", "network", "build_network", "trust_tasks", "allow_unsafe", "trivial")
+    return {"sandbox": backend.name, **{name: getattr(options, name) for name in names}}
+
+
+def _read_results(file: Path, conditions: dict[str, Any]) -> dict[str, TaskCheck]:
+    """By the tasks' digests. A line that was cut off while it was written is left out, and its task done again."""
+    if not file.exists():
+        return {}
+    found: list[_Result] = []
+    lines = file.read_bytes().splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(msgspec.json.decode(line, type=_Result))
+        except BAD_JSON as error:
+            if number < len(lines) or line.endswith(b"\n"):
+                hint = "name a file that `check dataset --results` wrote, or a new one"
+                raise ConfigError(f"{file}:{number}: no outcome of a check: {error}", hint=hint) from error
+            file.write_bytes(b"".join(lines[:-1]))
+    return {one.check.digest: one.check for one in found if one.conditions == conditions}
+
+
+def _add_result(file: Path, result: _Result) -> None:
+    with file.open("ab") as stream:
+        stream.write(msgspec.json.encode(result) + b"\n")
 
 
 def is_built(check: TaskCheck) -> bool:

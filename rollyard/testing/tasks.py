@@ -27,6 +27,7 @@ from rollyard.tasks.datasets import task_folders
 from rollyard.tasks.harbor.load import is_task
 from rollyard.tasks.lint import TaskFinding, lint, size_of
 from rollyard.tasks.taskset import Taskset
+from rollyard.tasks.verifiers.sandbox import LOGS
 from rollyard.testing.leaks import find_leaks
 from rollyard.testing.trivial_answers import trivial_answers
 
@@ -67,6 +68,8 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     repeats: int = 2
     parallel: int = 2
     network: str = "task"
+    build_network: str | None = None
+    logs: Path | None = None  # where all that verifiers wrote is kept
     trust_tasks: bool = False
     allow_unsafe: bool = False
     filter: str | None = None
@@ -132,7 +135,12 @@ async def check_task(task: Task, backend: Backend, options: CheckOptions, provis
             proofs.append(await _prove("oracle", task, backend, options, provision))
         findings += _judge(proofs)
         findings += await find_leaks(
-            task, backend, provision, network=options.network, allow_unsafe=options.allow_unsafe
+            task,
+            backend,
+            provision,
+            network=options.network,
+            build_network=options.build_network,
+            allow_unsafe=options.allow_unsafe,
         )
         if options.trivial:
             findings += await _try_trivial(task, backend, options, provision)
@@ -152,7 +160,7 @@ async def _prove(
 ) -> Proof:
     rollouts: list[Rollout] = []
     problems: list[str] = []
-    for _ in range(options.repeats):
+    for number in range(options.repeats):
         try:
             done = await run_rollout(
                 task,
@@ -161,12 +169,16 @@ async def _prove(
                 sandbox=backend,
                 provision=provision,
                 network=options.network,
+                build_network=options.build_network,
                 allow_unsafe=options.allow_unsafe,
+                collect=[f"{LOGS}/*"] if options.logs is not None else [],
             )
         except Error as error:
             return Proof(agent=agent, rewards=(None,), seconds=(0.0,), verify_seconds=(0.0,), problems=(str(error),))
         rollouts.append(done)
         problems += _problems(done)
+        if options.logs is not None:
+            await anyio.to_thread.run_sync(_write_logs, options.logs / f"{task.id}.{agent}.{number + 1}", done)
     return Proof(
         agent=agent,
         rewards=tuple(done.reward for done in rollouts),
@@ -191,6 +203,17 @@ async def _try_trivial(task: Task, backend: Backend, options: CheckOptions, prov
             message = f"{kind} answer solves the task: its tests do not look at what was asked for"
             found.append(TaskFinding(level="error", where="trivial", message=message))
     return found
+
+
+def _write_logs(folder: Path, done: Rollout) -> None:
+    """What the verifier printed, as far as it is kept, and the files that it wrote, whole."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "verdict.log").write_text(done.verdict.log if done.verdict is not None else "")
+    for path, data in done.files.items():
+        if path.startswith(f"{LOGS}/") and ".." not in path.split("/"):
+            file = folder / path.removeprefix(f"{LOGS}/")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(data)
 
 
 def _problems(done: Rollout) -> list[str]:

@@ -48,7 +48,7 @@ async def test_a_build_reaches_the_hosts_that_the_caller_names_and_none_without(
         fetch = "import urllib.request as r; open('/got', 'wb').write(r.urlopen('http://{}:{}/').read())"
         task = build(tmp_path, "FROM host", f'RUN python3 -c "{fetch.format("web.test", port)}"')
         closed, _ = await run(backend, task, "task", "true")
-        assert closed.reward is None and "--network allow:HOST" in closed.failure.message
+        assert closed.reward is None and "--build-network allow:HOST" in closed.failure.message
         allow = f"allow:web.test:{port}@127.0.0.1"
         opened, refused = await run(backend, task, allow, 'test "$(cat /got)" = hello -a ! -s /etc/resolv.conf')
         assert (opened.reward, refused, opened.failure) == (0.0, [], None)  # the check has the network too

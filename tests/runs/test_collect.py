@@ -16,9 +16,10 @@ async def box(backend):
 
 
 async def test_a_patch_shows_new_changed_and_deleted_files_and_names_binary_ones(box):
-    await box.exec("printf 'a\\n' > kept; printf 'x' > gone; printf '\\377' > bin; mkdir .git; echo g > .git/c",
+    await box.exec("printf 'a\\n' > kept; printf 'x' > gone; printf '\\377' > bin; mkdir .git d; echo g > .git/c; echo d > d/e",
                    cwd="/place", timeout=5)  # fmt: skip
-    before = await collect.copy_out(box, "/place")
+    before = await collect.copy_out(box, "/place", pack=False)
+    assert before.tar is None and before.files == (await collect.copy_out(box, "/place")).files
     await box.exec("printf 'b\\n' > kept; rm gone; echo new > new; printf '\\376' > bin; echo h > .git/c",
                    cwd="/place", timeout=5)  # fmt: skip
     text = collect.patch(before, await collect.copy_out(box, "/place"))

@@ -9,11 +9,14 @@ import sys
 import pytest
 
 import rollyard as ry
+from rollyard import agents
 from rollyard.core.egress import parse_wish
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import Event
 from rollyard.core.sandbox import Capabilities
 from rollyard.core.task import Site, Step, Task, VerifierSpec
+from rollyard.runs.rollout.options import RolloutOptions
+from rollyard.runs.rollout.plan import RolloutPlan, with_options
 from rollyard.tasks.network import give_network
 
 pytestmark = pytest.mark.anyio
@@ -106,19 +109,45 @@ def test_the_callers_wish_reaches_every_part_of_a_task():
         ("public", "allowlist", ("*",)),
         ("allow:a.b", "allowlist", ("a.b",)),
     ):
-        given = give_network(task, parse_wish(wish), can)
+        given = give_network(task, parse_wish(wish), can, building=parse_wish("allow:mirror.test"))
         parts = [given, given.verifier, given.verifier.site, given.steps[0], given.steps[0].verifier]
         assert {(part.network, part.allowed_hosts) for part in parts} == {(network, hosts)}
         assert (given.setup_network, given.setup_hosts) == (network, hosts)
+        assert given.build_hosts == given.verifier.site.build_hosts == ("mirror.test",)
     bare = Capabilities(isolation="container")
-    assert give_network(task, parse_wish("public"), bare).network == "host"
+    public_wish = parse_wish("public")
+    assert give_network(task, public_wish, bare, building=public_wish).network == "host"
+
+
+@pytest.mark.parametrize(
+    ("options", "hosts"),
+    [
+        ({}, ()),
+        ({"build_network": "allow:a.b"}, ("a.b",)),
+        ({"build_network": "public"}, ("*",)),
+        ({"network": "allow:c.d"}, ("c.d",)),
+        ({"network": "allow:c.d", "build_network": "none"}, ()),
+    ],
+    ids=str,
+)
+def test_builds_reach_what_they_are_given_and_tasks_no_more_for_it(options, hosts):
+    can = Capabilities(isolation="namespace", network_allowlist=True)
+    plan = RolloutPlan(rollout_id="ro", agent=agents.get("nop"), options=RolloutOptions(**options))
+    given = with_options(plan, Task(id="t", instruction="x"), can)
+    assert given.build_hosts == hosts
+    assert given.allowed_hosts == (("c.d",) if "network" in options else ())
+
+
+def test_what_builds_reach_is_no_tasks_word():
+    with pytest.raises(ConfigError, match=r"builds have the network none, allow:HOST,\.\.\. or public, not 'task'"):
+        RolloutOptions(build_network="task")
 
 
 def test_a_task_from_elsewhere_does_not_say_where_a_name_leads():
     can = Capabilities(isolation="namespace", network_allowlist=True)
     task = Task(id="t", instruction="x", network="allowlist", allowed_hosts=("a.b@127.0.0.1",), trusted=False)
     with pytest.raises(ConfigError, match=r"a\.b@127\.0\.0\.1"):
-        give_network(task, parse_wish("task"), can)
+        give_network(task, parse_wish("task"), can, building=parse_wish("none"))
 
 
 @pytest.mark.slow

@@ -328,3 +328,21 @@ async def test_a_step_that_misses_its_minimum_ends_the_rollout(backend):
 async def test_an_agent_that_calls_no_model_needs_no_policy(backend):
     done = await ry.run_rollout("x", agent="nop", sandbox=backend, verify=["true"])
     assert (done.status, done.reward, done.calls) == ("completed", 1.0, 0)
+
+
+@pytest.mark.parametrize("grade", ["sealed", "shared"])
+async def test_the_verifiers_own_logs_come_whole_and_no_file_of_the_agents_is_among_them(backend, grade):
+    write = "head -c 100000 /dev/zero | tr '\\0' x > /logs/verifier/all.log"
+    task = Task(
+        id="t",
+        instruction="x",
+        setup=("mkdir -p /logs/verifier && echo forged > /logs/verifier/forged.log && echo mine > mine.txt",),
+        verifier=VerifierSpec(kind="commands", grade=grade, options={"commands": [write]}),
+    )
+    done = await ry.run_rollout(
+        task, agent="nop", policy=scripted([]), sandbox=backend, collect=["/logs/verifier/*", "mine.txt"]
+    )
+    assert done.reward == 1.0
+    assert {name.rpartition("/")[2]: len(data) for name, data in done.files.items()} == {
+        "all.log": 100000, "mine.txt": 5,
+    }  # fmt: skip

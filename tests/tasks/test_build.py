@@ -189,7 +189,7 @@ async def test_a_build_ends_with_its_time(make):
 async def test_a_run_that_wants_the_network_says_so(make):
     with pytest.raises(CommandFailed, match=r"Dockerfile:2") as caught:
         await make("FROM host\nRUN python3 -c \"import urllib.request as u; u.urlopen('http://example.invalid')\"\n")
-    assert "--network allow:HOST" in caught.value.hint
+    assert "--build-network allow:HOST" in caught.value.hint
     assert "rollyard image add" in caught.value.hint
 
 

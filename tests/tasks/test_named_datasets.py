@@ -182,6 +182,27 @@ async def test_a_sample_is_proved_and_trivial_answers_are_told(tmp_path, backend
     assert "mbpp-10" in rows["-"]["reason"] and "not Python" in rows["-"]["reason"]
 
 
+@pytest.mark.anyio
+async def test_outcomes_in_the_results_file_are_not_made_again_and_logs_are_kept_whole(tmp_path, backend):
+    add("two", jsonl(tmp_path / "rows.jsonl", HUMAN, MBPP))
+    options = CheckOptions(repeats=1, logs=tmp_path / "logs")
+    results, told = tmp_path / "results.jsonl", []
+    first = await check_dataset("two", backend, options, sample=1, results=results, tell=told.append)
+    results.write_bytes(results.read_bytes() + b'{"conditions": {"cut o')  # killed while it wrote
+    both = await check_dataset("two", backend, options, sample=2, results=results, tell=told.append)
+    assert len(told) == len(both.checks) == 2 and first.checks[0] in both.checks
+    assert [check.task_id for check in both.checks] == ["HumanEval__7", "mbpp-3"] and all(c.ok for c in both.checks)
+    again = await check_dataset("two", backend, options, sample=2, results=results, tell=told.append)
+    assert again == both and len(told) == 2
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == [
+        "HumanEval__7.nop.1", "HumanEval__7.oracle.1", "mbpp-3.nop.1", "mbpp-3.oracle.1",
+    ]  # fmt: skip
+    assert "[exit 0]" in (tmp_path / "logs" / "mbpp-3.oracle.1" / "verdict.log").read_text()
+    results.write_text("no JSON\n")
+    with pytest.raises(ConfigError, match=r"results\.jsonl:1: no outcome of a check"):
+        await check_dataset("two", backend, options, sample=2, results=results)
+
+
 def exercise(root, language, name, files, **config):
     folder = root / language / "exercises" / "practice" / name
     for path, text in files.items():
@@ -231,6 +252,14 @@ def test_a_terminal_bench_folder_becomes_a_task(tmp_path):
     assert (build / "Dockerfile").read_text().splitlines()[1] == "WORKDIR /app"
     assert task.verifier.kind == "pytest" and task.verifier.layers == ("pip:pytest==8.4.1,numpy==2.3.1",)
     assert task.limits.verify == 60.0 and task.solution is not None
+    stages = "FROM --platform=linux/amd64 golang:1 AS tools\nFROM tools as more\nFROM ubuntu:24.04\nCOPY --from=tools /a /a\n"
+    (folder / "Dockerfile").write_text((folder / "Dockerfile").read_text() + stages)
+    add("here", folder.parent, options={"image": "host"})
+    (task,) = ry.Taskset.load("here")
+    lines = (Path(task.build) / "Dockerfile").read_text().splitlines()
+    named = [line for line in lines if line.startswith("FROM")]
+    assert named == ["FROM host", "FROM host AS tools", "FROM tools as more", "FROM host"]
+    assert lines[:2] == ["FROM host", "WORKDIR /app"]
 
 
 @pytest.mark.anyio
@@ -309,6 +338,24 @@ def test_an_instance_is_built_from_its_base_commit_alone(instance):
         assert tree.getnames() == ["widget.py"] and tree.extractfile("widget.py").read() == b"fault"
     seen = [task.instruction, *(path.read_text(errors="replace") for path in build.iterdir())]
     assert not any(word in text for text in seen for word in ("gold", "--- tests", "test_new", "later commit"))
+
+
+def test_python_2_gets_its_environment_by_virtualenv(instance):
+    source, repositories = instance
+    declared = source / "acme__widget-1" / "environment.yml"
+    declared.write_text(declared.read_text().replace("3.9.20", "2.7.18"))
+    add("swe", source, options={"repositories": str(repositories)})
+    (task,) = ry.Taskset.load("swe")
+    dockerfile = (Path(task.build) / "Dockerfile").read_text()
+    assert "virtualenv -q -p python2.7 /opt/testbed" in dockerfile and "python2.7 -m venv" not in dockerfile
+
+
+def test_a_folder_that_hides_a_dataset_says_so(tmp_path, monkeypatch):
+    add("small", jsonl(tmp_path / "rows.jsonl", HUMAN))
+    (tmp_path / "small").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"the dataset of this name is small@1"):
+        ry.Taskset.load("small")
 
 
 def test_without_repositories_an_instance_runs_in_its_own_image(instance):

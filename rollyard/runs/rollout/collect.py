@@ -34,8 +34,8 @@ _SKIP_DIRS = frozenset({".git", "node_modules", "__pycache__", ".venv", "venv"})
 
 class DirectoryCopy(msgspec.Struct, frozen=True, kw_only=True):
     """A directory as it was. `files` maps paths below it to contents, without what nobody reads in a patch (`.git`, caches);
-    `tar` is all of it, None when it was too large or could not be read; `why` says which. `left_out` is how much of it lies
-    deeper than a path can name."""
+    `tar` is all of it, None when nobody asked for it, it was too large or could not be read; `why` says which of the last two.
+    `left_out` is how much of it lies deeper than a path can name."""
 
     files: Mapping[str, bytes] = {}
     tar: bytes | None = None
@@ -43,17 +43,28 @@ class DirectoryCopy(msgspec.Struct, frozen=True, kw_only=True):
     left_out: int = 0
 
 
-async def copy_out(sandbox: Sandbox, path: str) -> DirectoryCopy:
+async def copy_out(sandbox: Sandbox, path: str, *, pack: bool = True) -> DirectoryCopy:
+    """Without `pack` there is no tar, which nobody needs of a directory that is only compared with."""
     with scratch("copy") as folder:
         try:
             left_out = await sandbox.download_dir(path, str(folder), max_bytes=MAX_WORKDIR)
         except SandboxError as error:
             return DirectoryCopy(why=f"the working directory was not copied: {error}")
-        copy = await anyio.to_thread.run_sync(_read, folder)
+        copy = await anyio.to_thread.run_sync(_pack if pack else _read, folder)
         return msgspec.structs.replace(copy, left_out=left_out)
 
 
 def _read(root: Path) -> DirectoryCopy:
+    files: dict[str, bytes] = {}
+    for folder in folders.walk(root):
+        folder.folders[:] = [name for name in folder.folders if name not in _SKIP_DIRS]
+        for name in folder.others:
+            if stat.S_ISREG(os.stat(name, dir_fd=folder.fd, follow_symlinks=False).st_mode):
+                files[f"{folder.path}/{name}" if folder.names else name] = _content(name, folder.fd)
+    return DirectoryCopy(files=files)
+
+
+def _pack(root: Path) -> DirectoryCopy:
     """By directory descriptors: the tree is an agent's, of any depth and size."""
     files: dict[str, bytes] = {}
     packed = io.BytesIO()

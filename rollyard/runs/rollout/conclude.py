@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
+
 import msgspec
 
 from rollyard import agents
+from rollyard.core.errors import SandboxError
+from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import CommandRecord, Verdict
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import VerifierSpec
@@ -14,6 +19,7 @@ from rollyard.runs.rollout.judge import Evidence
 from rollyard.runs.rollout.phases import enter_phase
 from rollyard.runs.rollout.services import stop_services
 from rollyard.runs.rollout.stages import StageFailed
+from rollyard.tasks.verifiers.sandbox import LOGS
 from rollyard.trajectory.samples import merge_counts
 
 
@@ -54,7 +60,8 @@ async def _collect(context: RolloutContext, acted: Acted) -> None:
         after = await collect.copy_out(sandbox, workdir)
         context.record.note(diff=collect.patch(acted.prepared.before, after), workdir=after.tar)
         patterns = agents.artifacts(context.plan.agent, acted.launch)
-        asked = (*context.plan.options.collect, *(artifact.source for artifact in context.task.artifacts))
+        mine, _ = _split_collect(context)
+        asked = (*mine, *(artifact.source for artifact in context.task.artifacts))
         wanted = [path if path.startswith("/") else f"{workdir}/{path}" for path in asked]
         context.record.note(files=await collect.artifacts(sandbox, [*patterns, *wanted]))
 
@@ -95,11 +102,28 @@ async def _judge(
             step=acted.turn.step,
             before=prepared.startup,
             record=ran.append,
+            keep=partial(_keep_logs, context),
         )
         verdict = await context.judge(spec, evidence, deadline)
         context.record.note(verdict=verdict)
         await context.stages.tell("verdict", reward=verdict.reward, status=verdict.status, grade=verdict.grade)
     return verdict
+
+
+async def _keep_logs(context: RolloutContext, sandbox: Sandbox) -> None:
+    """What the verifier itself wrote, where `collect` asks for it: it may be in a sandbox that the agent has never seen."""
+    _, patterns = _split_collect(context)
+    if patterns:
+        with suppress(SandboxError):  # a verdict stands without its logs
+            kept = await collect.artifacts(sandbox, patterns)
+            context.record.note(files={**context.record.rollout.files, **kept})
+
+
+def _split_collect(context: RolloutContext) -> tuple[list[str], list[str]]:
+    """What is asked of the agent's sandbox, and of the verifier's: what an agent put at that place is no log of a verifier."""
+    asked = context.plan.options.collect
+    logs = [path for path in asked if path.startswith(f"{LOGS}/")]
+    return [path for path in asked if path not in logs], logs
 
 
 def _describe_place(opened: OpenedSandbox) -> SandboxSpec:

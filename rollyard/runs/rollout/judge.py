@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -37,6 +37,7 @@ class Evidence(NamedTuple):
     step: Step | None = None
     before: Before | None = None
     record: Callable[[CommandRecord], None] | None = None  # told each command of the verifier's when it has ended
+    keep: Callable[[Sandbox], Awaitable[None]] | None = None  # shown the verifier's sandbox when it has judged
 
 
 class Judge:
@@ -98,6 +99,7 @@ class Judge:
             collected=evidence.collected,
             before=evidence.before,
             record=evidence.record,
+            keep=evidence.keep,
         )
         sandboxed = None if task.trusted else partial(self._sandbox_python, case)
         verifier = self._verifier or verifier_for(spec, self._policy, sandboxed=sandboxed)

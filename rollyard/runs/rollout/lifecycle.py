@@ -356,7 +356,7 @@ async def _begin_task(
     if task.healthcheck is not None:
         await prepare.wait_healthy(sandbox, task.healthcheck, cwd=facts.workdir, deadline=deadline)
     await run_hooks(context, "after_setup", sandbox)
-    before = await collect.copy_out(sandbox, facts.workdir)
+    before = await collect.copy_out(sandbox, facts.workdir, pack=False)
     return before, await context.judge.look(task, sandbox, facts.workdir)
 
 

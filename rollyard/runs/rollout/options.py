@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict, cast, get_args, get_origi
 import msgspec
 
 from rollyard.core.call import Dialect
-from rollyard.core.egress import parse_wish
+from rollyard.core.egress import parse_build_wish, parse_wish
 from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Limits
 from rollyard.core.numbers import check_least
@@ -94,7 +94,10 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     agent_setup: Annotated[
         tuple[str, ...], _help("a shell command that the agent needs run in its sandbox before the task's setup")
     ] = ()
-    collect: Annotated[tuple[str, ...], _help("a glob of files to bring back from the sandbox")] = ()
+    collect: Annotated[
+        tuple[str, ...],
+        _help("a glob of files to bring back from the sandbox; below /logs/verifier from the verifier's"),
+    ] = ()
     gate_url: Annotated[
         str | None, _help("your own route to the gate, instead of a listener in the sandbox", "operator")
     ] = None
@@ -105,6 +108,13 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "operator",
         ),
     ] = "task"
+    build_network: Annotated[
+        str | None,
+        _help(
+            "what Dockerfiles may reach while they are built: none, allow:HOST,... or public (unset: as network says)",
+            "operator",
+        ),
+    ] = None
     trust_tasks: Annotated[
         bool,
         _help("trust the authors of tasks from elsewhere with this machine; remembered for these files", "operator"),
@@ -126,6 +136,8 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.image == "":
             raise ConfigError("image names nothing", hint="leave it out for the task's own, or say host")
         parse_wish(self.network)
+        if self.build_network is not None:
+            parse_build_wish(self.build_network)
         check_least(1, max_tokens_cap=self.max_tokens_cap, max_calls=self.max_calls, snapshot_every=self.snapshot_every)
         check_least(1, user_turns=self.user_turns)
         if self.user_turns is not None and self.user is None:
@@ -167,6 +179,7 @@ class RolloutFields(TypedDict, total=False):
     collect: Sequence[str]
     gate_url: str | None
     network: str
+    build_network: str | None
     trust_tasks: bool
     env: Sequence[str]
     allow_unsafe: bool

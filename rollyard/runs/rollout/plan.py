@@ -14,7 +14,7 @@ import msgspec
 from rollyard import agents
 from rollyard.core.agent import Agent
 from rollyard.core.branch_point import BranchPoint
-from rollyard.core.egress import parse_wish
+from rollyard.core.egress import parse_build_wish, parse_wish
 from rollyard.core.errors import ConfigError, Error, Unsupported
 from rollyard.core.lease import Lease
 from rollyard.core.limits import Limits
@@ -151,7 +151,9 @@ def with_options(plan: RolloutPlan, task: Task, can: Capabilities) -> Task:
     if plan.options.image is not None:
         task = msgspec.structs.replace(task, image=plan.options.image, build=None)
     task = trust.apply_trust(task, trust_tasks=plan.options.trust_tasks, env=plan.options.env)
-    return give_network(task, parse_wish(plan.options.network), can)
+    building = plan.options.build_network
+    wish = parse_wish(plan.options.network)
+    return give_network(task, wish, can, building=wish if building is None else parse_build_wish(building))
 
 
 def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:

@@ -51,6 +51,7 @@ _COMMANDS = {
     "sympy/sympy": "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose",
 }
 _SUBSETS = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-bench_Lite"}
+_LOG = "/logs/verifier/tests.log"
 _SEAL = "seal_repository.sh"
 _ROOT = "$(git rev-list --max-parents=0 HEAD | tail -1)"  # the one commit of a tree that was built
 _TOOLS = ("pip", "setuptools", "wheel")
@@ -229,8 +230,8 @@ def _run_script(one: SweInstance, touched: list[str], base: str) -> str:
         lines += [f"base={base}"]
         lines += [f"git checkout -q $base -- '{path}' 2>/dev/null || rm -f '{path}'" for path in touched]
         lines += ["git apply /tests/test.patch || exit 1"]
-    lines += ["{", one.command, "} > /tmp/tests.log 2>&1", "tail -c 20000 /tmp/tests.log"]
-    lines += ["python3 /tests/log_check.py /tmp/tests.log /tests/tests.json"]
+    lines += ["{", one.command, f"}} > {_LOG} 2>&1", f"tail -c 20000 {_LOG}"]
+    lines += [f"python3 /tests/log_check.py {_LOG} /tests/tests.json"]
     return "\n".join([*lines, ""])
 
 
@@ -256,7 +257,7 @@ def _built(one: SweInstance, repositories: str) -> dict[str, str | bytes]:
     lines = [
         "ARG BASE=host",
         "FROM ${BASE}",
-        f"RUN python{one.python} -m venv /opt/testbed",
+        f"RUN {_make_venv(one.python)}",
         "ENV PATH=/opt/testbed/bin:$PATH",
         f"RUN python -m pip install -q {tools}",
         *([f"RUN python -m pip install -q {' '.join(one.pins)}"] if one.pins else []),
@@ -267,6 +268,17 @@ def _built(one: SweInstance, repositories: str) -> dict[str, str | bytes]:
         "RUN bash /tmp/install.sh && rm /tmp/install.sh",
     ]
     return {"Dockerfile": "\n".join([*lines, ""]), "repository.tar.gz": tree, "install.sh": f"{install}\n"}
+
+
+def _make_venv(python: str) -> str:
+    """Python 2 has no venv of its own, and the newest virtualenv makes none for it."""
+    if not python.startswith("2."):
+        return f"python{python} -m venv /opt/testbed"
+    tool = "/opt/virtualenv/bin"
+    return (
+        f"python3 -m venv /opt/virtualenv && {tool}/python -m pip install -q virtualenv==20.21.1"
+        f" && {tool}/virtualenv -q -p python{python} /opt/testbed"
+    )
 
 
 def _has_pytest(one: SweInstance) -> bool:

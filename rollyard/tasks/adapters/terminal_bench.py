@@ -27,6 +27,8 @@ _RUNS_PYTEST = re.compile(r"^\s*(?:uv run |uvx .*)?pytest (?:-\S+ )*\"?\$\{?TEST
 _COPY = re.compile(r"^(?:COPY|ADD)\s+(.*)$", re.M | re.I)
 _FROM = re.compile(r"^(FROM\s+(?:--platform=\S+\s+)?(\S*t-bench/\S+).*)$", re.M | re.I)
 
+_ANY_FROM = re.compile(r"^FROM\s+(?:--platform=\S+\s+)?(?P<base>\S+)(?:\s+AS\s+(?P<stage>\S+))?[^\S\n]*$", re.M | re.I)
+
 
 def recognise(source: Path) -> bool:
     return source.is_dir() and any(_is_task(file.parent) for file in source.glob("*/task.yaml"))
@@ -55,7 +57,7 @@ def _write(source: Path, options: Mapping[str, Any], folder: Path) -> None:
         environment["docker-compose.yaml"] = yaml.safe_dump({"services": named})
     if (source / "Dockerfile").is_file():
         dockerfile = _text(source, "Dockerfile")
-        environment["Dockerfile"] = _FROM.sub(rf"\1\nWORKDIR {WORKDIR}", dockerfile)
+        environment["Dockerfile"] = _place(dockerfile, str(options.get("image", "")))
     extra, tests = _judge(_text(source, "run-tests.sh"))
     extra["grade"] = str(options.get("grade", "shared"))
     table = {
@@ -75,6 +77,20 @@ def _write(source: Path, options: Mapping[str, Any], folder: Path) -> None:
         solution=_solution(source),
         environment=environment,
     )
+
+
+def _place(dockerfile: str, image: str) -> str:
+    """The working directory that a base image of the benchmark brings, said; and `image` in place of what FROM lines name."""
+    said = _FROM.sub(rf"\1\nWORKDIR {WORKDIR}", dockerfile)
+    stages = {match["stage"].lower() for match in _ANY_FROM.finditer(said) if match["stage"]}
+
+    def replace(match: re.Match[str]) -> str:
+        base, stage = match["base"], match["stage"]
+        if not image or base.lower() in stages:
+            return match[0]
+        return f"FROM {image}" + (f" AS {stage}" if stage else "")
+
+    return _ANY_FROM.sub(replace, said)
 
 
 def _tree(root: Path, leave_out: tuple[str, ...] = ()) -> dict[str, str | bytes]:
@@ -143,5 +159,5 @@ adapter = Adapter(
     recognise=recognise,
     read=read,
     needs=("images of the tasks' FROM lines", "a network for most builds"),
-    options=("grade",),
+    options=("grade", "image"),
 )
