@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 from rollyard.core.errors import Error
@@ -23,9 +24,8 @@ from rollyard.core.log import Log
 from rollyard.gate.processes import GateProcess
 
 STOP_S = 30.0  # for a process to end what it is doing
-QUICK_S = 5.0  # a process that lives shorter than this died at its start
-MOST_QUICK = 5  # such deaths in a row, before the whole gate gives up
-AGAIN_S = 1.0  # before the next attempt after one
+MOST_FAILED = 5  # starts of one process in a row that come to nothing, before the whole gate gives up
+QUICK_S, AGAIN_S = 5.0, 1.0  # a process that lived so short is started again only after a while
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
 _READY = b"ready"
 _log = Log("rollyard.runs.gate_processes")
@@ -33,6 +33,12 @@ _log = Log("rollyard.runs.gate_processes")
 
 class GateGaveUp(Error):
     """A process of the gate dies whenever it is started."""
+
+
+class _Living(NamedTuple):
+    index: int
+    began: float
+    told: int | None  # the end of a pipe on which it says how its start went; None once that was read
 
 
 class Start(NamedTuple):
@@ -63,8 +69,8 @@ class GateSupervisor:
         self._inboxes = tuple(inbox for inbox, _ in pairs)
         self._outboxes = tuple(outbox for _, outbox in pairs)
         self._alive, self._lifeline = os.pipe()  # its end is seen by all when this process is gone
-        self._living: dict[int, tuple[int, float]] = {}  # pid -> index, and when it was started
-        self._quick = [0] * count
+        self._living: dict[int, _Living] = {}  # by pid
+        self._failed = [0] * count
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
     def start(self) -> None:
@@ -72,9 +78,10 @@ class GateSupervisor:
         gc.collect()
         gc.freeze()
         for index in range(len(self._inboxes)):
-            told = self._fork(index, again=False)
-            with os.fdopen(told, "rb") as pipe:
-                said = pipe.read()
+            pid = self._fork(index, again=False)
+            living = self._living[pid]
+            said = _read(living.told)
+            self._living[pid] = living._replace(told=None)
             if said != _READY:
                 self.stop()
                 raise _error_of(said, index)
@@ -86,20 +93,20 @@ class GateSupervisor:
             now = time.monotonic()
             for index in [index for index, at in owed.items() if at <= now]:
                 del owed[index]
-                os.close(self._fork(index, again=True))
+                self._fork(index, again=True)
             wait_s = max(0.0, min(owed.values()) - now) if owed else 3600.0
             told = signal.sigtimedwait(_SIGNALS, wait_s)
             if told is not None and told.si_signo != signal.SIGCHLD:
                 return
-            for index, lived_s, code in self._reap():
-                self._quick[index] = self._quick[index] + 1 if lived_s < QUICK_S else 0
-                if self._quick[index] >= MOST_QUICK:
+            for index, lived_s, code, started in self._reap():
+                self._failed[index] = 0 if started else self._failed[index] + 1
+                if self._failed[index] >= MOST_FAILED:
                     raise GateGaveUp(
-                        f"process {index} of the gate died {MOST_QUICK} times within {QUICK_S:.0f} s of its start",
-                        hint="its own words are above; --processes 1 serves without it",
+                        f"process {index} of the gate could not be started {MOST_FAILED} times",
+                        hint="its own words are above",
                     )
                 _log.warning("gate.process_died", process=index, code=code, lived_s=round(lived_s, 1))
-                owed[index] = time.monotonic() + (AGAIN_S if self._quick[index] > 1 else 0.0)
+                owed[index] = time.monotonic() + (AGAIN_S if lived_s < QUICK_S else 0.0)
 
     def stop(self) -> None:
         """All end what they are doing; those that do not are killed."""
@@ -115,17 +122,18 @@ class GateSupervisor:
             os.waitpid(pid, 0)
             del self._living[pid]
 
-    def _reap(self) -> list[tuple[int, float, int]]:
-        ended: list[tuple[int, float, int]] = []
-        for pid, (index, began) in list(self._living.items()):
+    def _reap(self) -> list[tuple[int, float, int, bool]]:
+        """Of each that ended: its number, how long it lived, its exit code, and whether it had started at all."""
+        ended: list[tuple[int, float, int, bool]] = []
+        for pid, (index, began, told) in list(self._living.items()):
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 del self._living[pid]
-                ended.append((index, time.monotonic() - began, os.waitstatus_to_exitcode(status)))
+                started = told is None or _read(told) == _READY
+                ended.append((index, time.monotonic() - began, os.waitstatus_to_exitcode(status), started))
         return ended
 
     def _fork(self, index: int, *, again: bool) -> int:
-        """The end of a pipe that says how its start went."""
         told, telling = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -133,8 +141,8 @@ class GateSupervisor:
             os.close(self._lifeline)
             os._exit(self._run(index, again, telling))  # what is on the stack is the supervisor's
         os.close(telling)
-        self._living[pid] = (index, time.monotonic())
-        return told
+        self._living[pid] = _Living(index, time.monotonic(), told)
+        return pid
 
     def _run(self, index: int, again: bool, telling: int) -> int:
         """In the new process: its exit code."""
@@ -146,6 +154,8 @@ class GateSupervisor:
             outboxes=self._outboxes,
             again=again,
         )
+        with suppress(OSError):  # what `top` and `ps` show
+            Path("/proc/self/comm").write_text(f"rollyard-gate-{index}")
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
             self._serve(Start(process, lambda: _tell(telling, _READY), self._alive))
@@ -160,6 +170,13 @@ class GateSupervisor:
             traceback.print_exc()
             return 1
         return 0
+
+
+def _read(pipe: int | None) -> bytes:
+    if pipe is None:
+        return b""
+    with os.fdopen(pipe, "rb") as file:
+        return file.read()
 
 
 def _tell(pipe: int, said: bytes) -> None:

@@ -9,30 +9,46 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from rollyard.gate.metrics import add_metrics
+from rollyard.gate.keys import rollout_place
 from rollyard.store import Store
 from tests.gate.conftest import Answer, chat, request
 from tests.gate.test_durability import Model
 
 pytestmark = pytest.mark.anyio
 ROLLYARD = str(Path(sys.executable).with_name("rollyard"))
-FIRST, SECOND = "r1", "r0"  # sessions of the first and of the second process
+
+
+def name_of(process: int, prefix: str) -> str:
+    """A session's id that belongs to the first process, or to the second."""
+    return next(name for n in range(100) if rollout_place(name := f"{prefix}-{n}") % 2 == process)
 
 
 class Served:
     """A gate, its supervisor's process, and the two keys of its operators."""
 
     def __init__(self, place: Path, *options: str, processes: int = 2) -> None:
-        command = [ROLLYARD, "serve", "gate", "--json", "--processes", str(processes), "--store", str(place / "calls.db")]
+        command = [
+            ROLLYARD,
+            "serve",
+            "gate",
+            "--json",
+            "--processes",
+            str(processes),
+            "--store",
+            str(place / "calls.db"),
+        ]
         env = {**os.environ, "XDG_STATE_HOME": str(place)}
         self.process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, env=env)
         ready = json.loads(self.process.stdout.readline())
         self.port = int(ready["url"].rpartition(":")[2])
-        self.admin, self.trainer = (Path(ready[f"{role}_key_file"]).read_text().strip() for role in ("admin", "trainer"))
+        self.admin, self.trainer = (
+            Path(ready[f"{role}_key_file"]).read_text().strip() for role in ("admin", "trainer")
+        )
 
     def __enter__(self) -> Served:
         return self
@@ -47,10 +63,15 @@ class Served:
         return code
 
     @property
-    def pids(self) -> list[int]:
-        """Of the processes, in the order in which they were started."""
-        main = self.process.pid
-        return [int(pid) for pid in Path(f"/proc/{main}/task/{main}/children").read_text().split()]
+    def pids(self) -> dict[int, int]:
+        """Of the processes that there are now, by their numbers."""
+        main, found = self.process.pid, {}
+        for pid in Path(f"/proc/{main}/task/{main}/children").read_text().split():
+            with suppress(OSError):  # it is gone already
+                name, _, number = Path(f"/proc/{pid}/comm").read_text().strip().rpartition("-")
+                if name == "rollyard-gate":
+                    found[int(number)] = int(pid)
+        return dict(sorted(found.items()))
 
     async def ask(self, method: str, path: str, key: str | None, body=b"", **headers) -> Answer:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -80,11 +101,13 @@ class Kept:
         self._served = served
 
     async def __aenter__(self) -> Kept:
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._served.port)
         return self
 
     async def __aexit__(self, *_) -> None:
         self.writer.close()
+
+    async def connect(self) -> None:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._served.port)
 
     async def ask(self, method: str, path: str, key: str | None = None, body=b"", **headers) -> Answer:
         self.writer.write(request(method, path, key=key, body=body, headers={"connection": None, **headers}))
@@ -112,6 +135,22 @@ def said(answer: Answer) -> str:
     return answer.json["choices"][0]["message"]["content"]
 
 
+@asynccontextmanager
+async def stopped(pid: int):
+    """A process that neither accepts nor reads, from the moment this is entered."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+
+        async def stands() -> bool:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+        await until(stands)
+        yield
+    finally:
+        with suppress(ProcessLookupError):  # killed meanwhile
+            os.kill(pid, signal.SIGCONT)
+
+
 async def until(condition) -> None:
     deadline = time.monotonic() + 60
     while not await condition():
@@ -121,39 +160,39 @@ async def until(condition) -> None:
 
 async def test_a_connection_moves_to_the_process_of_each_request(served):
     """With the other process stopped, the first one accepts it for certain."""
-    mine, other = await served.open(FIRST), await served.open(SECOND)
-    second = served.pids[1]
+    names = [name_of(process, "moves") for process in (0, 1)]
+    mine, other = [await served.open(name) for name in names]
     async with Kept(served) as kept:
-        os.kill(second, signal.SIGSTOP)
-        try:
+        async with stopped(served.pids[1]):
+            await kept.connect()
             assert (await kept.ask("GET", "/health")).status == 200
             assert said(await kept.ask("POST", "/v1/chat/completions", mine["api_key"], chat("one"))) == "hello"
-        finally:
-            os.kill(second, signal.SIGCONT)
         long = chat("two" * 400_000)  # larger than what one message between processes holds
         assert said(await kept.ask("POST", "/v1/chat/completions", other["api_key"], long)) == "hello"
         assert said(await kept.ask("POST", "/v1/chat/completions", mine["api_key"], chat("three"))) == "hello"
         streamed = request(
-            "POST", "/v1/chat/completions", key=other["api_key"], body=chat("four", stream=True), headers={"connection": None}
+            "POST",
+            "/v1/chat/completions",
+            key=other["api_key"],
+            body=chat("four", stream=True),
+            headers={"connection": None},
         )
         for start in range(0, len(streamed), 40):  # in pieces, so that the headers come in several reads
             kept.writer.write(streamed[start : start + 40])
             await kept.writer.drain()
         assert b"data: [DONE]" in await asyncio.wait_for(kept.reader.readuntil(b"[DONE]"), 60)
-    for rollout_id in (FIRST, SECOND):
+    for rollout_id in names:
         shown = (await served.ask("GET", f"/sessions/{rollout_id}", served.admin)).json
         assert shown["turns"] == 2, shown
 
 
 async def test_a_chunked_body_and_an_expected_continue_move_too(served):
-    key = (await served.open("r4"))["api_key"]  # of the second process
+    key = (await served.open(name_of(1, "chunks")))["api_key"]
     body = json.dumps(chat("chunks")).encode()
     async with Kept(served) as kept:
-        os.kill(served.pids[1], signal.SIGSTOP)
-        try:
+        async with stopped(served.pids[1]):
+            await kept.connect()
             assert (await kept.ask("GET", "/health")).status == 200
-        finally:
-            os.kill(served.pids[1], signal.SIGCONT)
         options = {"transfer-encoding": "chunked", "content-length": None, "expect": "100-continue", "connection": None}
         kept.writer.write(request("POST", "/v1/chat/completions", key=key, headers=options))
         assert b" 100 " in await asyncio.wait_for(kept.reader.readuntil(b"\r\n\r\n"), 60)
@@ -172,11 +211,14 @@ async def test_a_number_in_a_key_opens_nothing(served):
 
 
 async def test_requests_in_one_read_are_answered_or_told_to_come_alone(served):
-    first, second = (await served.open("r3"))["api_key"], (await served.open("pair-0"))["api_key"]
-    assert {int(key[-2:], 16) % 2 for key in (first, second)} == {0, 1}
+    first, second = [(await served.open(name_of(process, "pair")))["api_key"] for process in (0, 1)]
     body = chat("pipelined")
     async with Kept(served) as kept:
-        both = [request("POST", "/v1/chat/completions", key=k, body=body, headers={"connection": None}) for k in (first, second)]
+        await kept.connect()
+        both = [
+            request("POST", "/v1/chat/completions", key=k, body=body, headers={"connection": None})
+            for k in (first, second)
+        ]
         kept.writer.write(b"".join(both))
         assert said(await kept.read()) == "hello"
         behind = await kept.read()
@@ -188,7 +230,9 @@ def metric(text: bytes, name: str) -> float:
 
 
 async def test_sessions_are_opened_listed_shown_and_closed_as_those_of_one_gate(served):
-    opened = [(await served.open())["session_id"] for _ in range(8)] + [(await served.open(f"named-{n}"))["session_id"] for n in range(8)]
+    opened = [(await served.open())["session_id"] for _ in range(8)] + [
+        (await served.open(f"named-{n}"))["session_id"] for n in range(8)
+    ]
     listed = (await served.ask("GET", "/sessions", served.admin)).json["sessions"]
     ids = [one["session_id"] for one in listed]
     assert set(opened) <= set(ids) and len(ids) == len(set(ids))
@@ -216,7 +260,7 @@ async def test_sessions_are_opened_listed_shown_and_closed_as_those_of_one_gate(
 async def test_no_key_opens_more_than_in_one_process(served):
     agent = (await served.open("agent-alone"))["api_key"]
     for key in (agent, served.trainer, "nothing-at-all"):
-        for path in ("/sessions", "/sessions/r1", "/sessions/r0", "/metrics"):
+        for path in ("/sessions", *(f"/sessions/{name_of(process, 'x')}" for process in (0, 1)), "/metrics"):
             assert (await served.ask("GET", path, key)).status == 401
     for key in (agent, served.admin, "nothing-at-all"):
         for method, path in (("GET", "/policy_version"), ("POST", "/pause"), ("POST", "/resume")):
@@ -225,12 +269,12 @@ async def test_no_key_opens_more_than_in_one_process(served):
 
 
 async def test_what_a_trainer_sets_holds_in_every_process_and_in_one_started_again(served):
-    keys = [(await served.open(name))["api_key"] for name in ("version-1", "version-0")]
-    assert {int(key[-2:], 16) % 2 for key in keys} == {0, 1}
+    names = [name_of(process, "version") for process in (0, 1)]
+    keys = [(await served.open(name))["api_key"] for name in names]
     assert (await served.ask("POST", "/policy_version", served.trainer, {"version": 12})).json == {"policy_version": 12}
     assert (await served.ask("POST", "/policy_version", served.trainer, {"version": "x"})).status == 400
     assert (await served.ask("POST", "/pause?wait=5", served.trainer)).json == {"paused": True, "in_flight": 0}
-    for pid in served.pids:  # one after the other: each learns it from the other one
+    for pid in served.pids.values():  # one after the other: each learns it from the other one
         before = served.pids
         os.kill(pid, signal.SIGKILL)
         await until(lambda before=before: _replaced(served, before))
@@ -245,36 +289,32 @@ async def test_what_a_trainer_sets_holds_in_every_process_and_in_one_started_aga
     assert (await served.ask("POST", "/resume", served.trainer)).json == {"paused": False}
     assert [said(await call) for call in calls] == ["hello", "hello"]
     async with Store.open(served.place / "calls.db") as store:
-        for name in ("version-1", "version-0"):
+        for name in names:
             (record,), _ = await store.load_calls(name)
             assert record.version_start == 12
 
 
-async def _replaced(served: Served, before: list[int]) -> bool:
+async def _replaced(served: Served, before: dict[int, int]) -> bool:
     now = served.pids
     return len(now) == len(before) and now != before
 
 
 async def test_a_session_outlives_its_process_and_its_calls_wait_for_the_next_one(served):
-    key = (await served.open("outlives-1"))["api_key"]
-    owner = served.pids[int(key[-2:], 16) % 2]
+    name = name_of(0, "outlives")
+    key = (await served.open(name))["api_key"]
     assert said(await served.call(key, "before")) == "hello"
     before = served.pids
-    os.kill(owner, signal.SIGSTOP)
-    waiting = asyncio.ensure_future(served.call(key, "meanwhile"))  # accepted by the other, and sent to one that is stopped
-    other = (await served.open("outlives-2"))["api_key"]
-    assert int(other[-2:], 16) % 2 != int(key[-2:], 16) % 2
-    for n in range(5):
-        assert said(await served.call(other, f"{n}")) == "hello"
-    os.kill(owner, signal.SIGKILL)
+    owner = before[0]
+    async with stopped(owner):  # so the other one accepts the call, and sends it to one that never reads it
+        waiting = asyncio.ensure_future(served.call(key, "meanwhile"))
+        other = (await served.open(name_of(1, "outlives")))["api_key"]
+        for n in range(5):
+            assert said(await served.call(other, f"{n}")) == "hello"
+        os.kill(owner, signal.SIGKILL)
     await until(lambda: _replaced(served, before))
-    try:
-        assert said(await waiting) == "hello"
-    except ConnectionError:  # it had been accepted by the one that was killed
-        pass
-    assert said(await served.call(key, "meanwhile")) == "hello"
-    shown = (await served.ask("GET", "/sessions/outlives-1/rollout", served.admin)).json
-    assert shown["stats"]["n_turns"] == 2, "the call that was sent twice is one"
+    assert said(await waiting) == "hello"
+    shown = (await served.ask("GET", f"/sessions/{name}/rollout", served.admin)).json
+    assert shown["stats"]["n_turns"] == 2
 
 
 async def test_the_unix_socket_leads_to_all(served):
@@ -286,3 +326,99 @@ async def test_the_unix_socket_leads_to_all(served):
         writer.write(request("POST", "/v1/chat/completions", key=key, body=chat("by path")))
         assert said(Answer(await asyncio.wait_for(reader.read(), 60))) == "hello"
         writer.close()
+
+
+async def test_no_answered_call_is_lost_when_processes_are_killed_under_load(tmp_path):
+    told: dict[str, dict[str, str]] = {}
+    over = asyncio.Event()
+    async with Model() as model:
+        with Served(tmp_path, "--upstream", model.url) as served:
+            names = [name_of(process, f"load{n}") for n in range(2) for process in (0, 1)]
+            keys = {name: (await served.open(name))["api_key"] for name in names}
+            agents = [asyncio.ensure_future(agent(served, keys[n], told.setdefault(n, {}), over)) for n in names]
+            for process in (0, 1, 0, 1):
+                before, pids = {name: len(one) for name, one in told.items()}, served.pids
+
+                async def all_went_on(before=before) -> bool:
+                    assert not any(one.done() for one in agents), [one.exception() for one in agents if one.done()]
+                    return all(len(told[name]) >= before[name] + 5 for name in names)
+
+                await until(all_went_on)
+                os.kill(pids[process], signal.SIGKILL)
+                await until(lambda pids=pids: _replaced(served, pids))
+            over.set()
+            await asyncio.gather(*agents)
+    async with Store.open(tmp_path / "calls.db") as store:
+        for name in names:
+            trajectory = await store.trajectory(name)
+            answered = [record for record in trajectory.records if record.leaf is not None]
+            kept = {trajectory.messages(r.id)[-1].text: trajectory.answer(r.id).message.text for r in answered}
+            assert len(kept) == len(answered), "one call has one answer, however often it was sent"
+            assert {text: kept.get(text) for text in told[name]} == told[name]
+
+
+async def agent(served: Served, key: str, told: dict[str, str], over: asyncio.Event) -> None:
+    """Asks one new thing after another; what was not answered is asked again until it is."""
+    while not over.is_set():
+        text = f"turn {len(told)}"
+        try:
+            told[text] = said(await served.call(key, text))
+        except OSError:
+            await asyncio.sleep(0.01)
+
+
+async def test_sessions_go_on_with_another_number_of_processes(tmp_path):
+    async with Model() as model:
+        with Served(tmp_path, "--upstream", model.url) as served:
+            keys = {f"kept-{n}": (await served.open(f"kept-{n}"))["api_key"] for n in range(8)}
+            for key in keys.values():
+                assert (await served.call(key, "one")).status == 200
+        for processes in (1, 3):
+            with Served(tmp_path, "--upstream", model.url, processes=processes) as served:
+                listed = (await served.ask("GET", "/sessions", served.admin)).json["sessions"]
+                assert {one["session_id"] for one in listed} == set(keys)
+                for key in keys.values():
+                    assert (await served.call(key, f"with {processes}")).status == 200
+
+
+async def test_the_processes_end_with_their_supervisor(tmp_path):
+    for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)):
+        served = Served(tmp_path, "--mode", "black_box", "--upstream", "http://127.0.0.1:9/v1")
+        pids = list(served.pids.values())
+        assert len(pids) == 2 and served.stop(number) == code
+
+        async def all_gone(pids=pids) -> bool:
+            return not any(Path(f"/proc/{pid}/cmdline").exists() and running(pid) for pid in pids)
+
+        await until(all_gone)
+
+
+def running(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    return False
+
+
+async def refused(*options: str) -> tuple[int, str]:
+    command = [ROLLYARD, "serve", "gate", "--processes", "2", *options]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
+    out, err = await asyncio.wait_for(process.communicate(), 60)
+    assert out == b""
+    return process.returncode, err.decode()
+
+
+async def test_what_several_processes_cannot_do_is_refused_by_name(tmp_path):
+    upstream, store = ("--upstream", "http://127.0.0.1:9/v1"), ("--store", str(tmp_path / "calls.db"))
+    for options, words in (
+        (upstream, "needs --store"),
+        ((*upstream, *store, "--tls-cert", "c.pem", "--tls-key", "k.pem"), "end TLS in a proxy in front"),
+    ):
+        code, said = await refused(*options)
+        assert code == 2 and "--processes 2" in said and words in said
+    assert not (tmp_path / "calls.db").exists()
+
+
+async def test_what_is_wrong_at_the_start_is_said_once(tmp_path):
+    code, words = await refused("--upstream", "http://127.0.0.1:9/v1", "--store", str(tmp_path))
+    assert code == 3 and words.count(f"{tmp_path} is a directory, not a store") == 1 and "Traceback" not in words
