@@ -40,6 +40,9 @@ def gate(
     trainer_key_file: Annotated[
         Path | None, typer.Option(help="file with the trainer key; created with a new one if missing")
     ] = None,
+    processes: Annotated[
+        int, typer.Option(help="processes that serve the port together; each uses a core", min=1, max=64)
+    ] = 1,
     json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,
 ) -> None:
     """Serve the model endpoint that agents talk to."""
@@ -60,6 +63,7 @@ def gate(
             key_env=key_env,
             admin_key_file=admin_key_file,
             trainer_key_file=trainer_key_file,
+            processes=processes,
         ),
         say=lambda ready: typer.echo(ready.json if json else ready.line),
     )

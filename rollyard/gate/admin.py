@@ -21,7 +21,7 @@ from rollyard.core.protocols import CallLog
 from rollyard.gate import rollout_json
 from rollyard.gate.keys import key_of, same_key
 from rollyard.gate.limits import Budget
-from rollyard.gate.metrics import gate_metrics
+from rollyard.gate.metrics import METRICS_TEXT, gate_metrics
 from rollyard.gate.operator_request import Endpoint, OperatorRefused, answer, as_json, read_body
 from rollyard.gate.trainer import Trainer
 from rollyard.net.metrics import write_metrics
@@ -61,11 +61,7 @@ class SuppliedSecret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def operator_app(gate: Gate, log: CallLog | None) -> Starlette:
-    admin, trainer = Admin(gate, log), Trainer(gate)
-
-    def route(path: str, method: str, key: str | None, endpoint: Endpoint) -> Route:
-        return Route(path, _guard(key, endpoint), methods=[method])
-
+    admin, trainer, route = Admin(gate, log), Trainer(gate), guarded_route
     one = "/sessions/{session_id}"
     return Starlette(
         routes=[
@@ -82,7 +78,7 @@ def operator_app(gate: Gate, log: CallLog | None) -> Starlette:
     )
 
 
-def _guard(key: str | None, endpoint: Endpoint) -> Endpoint:
+def guarded_route(path: str, method: str, key: str | None, endpoint: Endpoint) -> Route:
     async def check(request: Request) -> Response:
         if not same_key(key_of(dict(request.headers.raw), b""), key):
             return as_json({"error": "this key opens nothing here"}, 401)
@@ -91,7 +87,7 @@ def _guard(key: str | None, endpoint: Endpoint) -> Endpoint:
     async def guarded(request: Request) -> Response:
         return await answer(check, request)
 
-    return guarded
+    return Route(path, guarded, methods=[method])
 
 
 class Admin:
@@ -201,7 +197,7 @@ class Admin:
         return as_json({"session_id": trajectory.rollout_id, "entries": entries})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(write_metrics(gate_metrics(self._gate)), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(write_metrics(gate_metrics(self._gate)), media_type=METRICS_TEXT)
 
     async def _trajectory(self, request: Request) -> tuple[Trajectory, Session | None]:
         """Of an open session from memory; of a closed one from the log."""

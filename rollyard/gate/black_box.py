@@ -69,6 +69,7 @@ async def relay(
     one = Relay(calls, session, route, exchange)
     try:
         async with asyncio.timeout(limit_s):
+            await calls.restore(session)
             await calls.turnstile.enter(session.lane)
             try:
                 session.refuse_server_tools(route.dialect, exchange.body)

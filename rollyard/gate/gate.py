@@ -12,26 +12,26 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable, Coroutine, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 
 from rollyard.core.errors import CannotListen, ConfigError, Error, GateUnreachable
-from rollyard.core.ids import secret
 from rollyard.core.lease import Lease
 from rollyard.core.log import Log
 from rollyard.core.protocols import CallLog, Listener, Passthrough, Policy, Prefix, SessionRecord
 from rollyard.gate.calls import Calls
-from rollyard.gate.keys import KeyRing, check_key, key_hash
+from rollyard.gate.keys import KeyRing, check_key, key_hash, new_key
 from rollyard.gate.limits import Budget, GateLimits, Tls
 from rollyard.gate.listener import Doorway, accept
 from rollyard.gate.metrics import GateCounters
 from rollyard.gate.own_parts import OwnParts, changed_tools, describe_parts, describe_policy, list_tools, missing_parts
+from rollyard.gate.processes import CLIENT, SIBLING, UNIX_CLIENT, GateProcess
 from rollyard.gate.session import Session, SessionPlan
 from rollyard.net.asgi import App, Mounted
-from rollyard.net.binding import LOOPBACK, http_url
+from rollyard.net.binding import LOOPBACK, http_url, listen_unix
+from rollyard.net.movable_connection import Received, adopt_connection
 from rollyard.net.web_pages import AllowedHosts
 from rollyard.trajectory.trajectory import Trajectory
 
@@ -52,8 +52,10 @@ class Gate:
         trainer_key: str | None = None,
         limits: GateLimits = GateLimits(),  # noqa: B008 - frozen
         reopen: Callable[[str], Policy] | None = None,
+        process: GateProcess | None = None,
     ) -> None:
-        """`reopen` (`rollyard.policy.parse`) makes the own policies of sessions in `log` again, from their texts."""
+        """`reopen` (`rollyard.policy.parse`) makes the own policies of sessions in `log` again, from their texts. `process` is
+        its place among several that serve one port; `serve gate --processes` starts those."""
         if host == "":
             raise ConfigError("host must name an address", hint='"127.0.0.1", or None to listen only in sandboxes')
         self.policy = policy
@@ -70,23 +72,28 @@ class Gate:
         self._reopen = reopen
         self._reopened: dict[str, Policy] = {}  # by text; the gate made them, the gate closes them
         self._host, self._port, self._tls, self._unix = host, port, tls, unix
+        self.process = process
         self._keys: KeyRing[Session] = KeyRing(limits.closed_keys)
         self._doorways: set[Doorway] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.TimerHandle | None = None
-        self._operator: App | None = None
+        self._operator: tuple[App, App] | None = None
         self._running = False
 
     # -- lifetime
 
     async def __aenter__(self) -> Self:
         self._running = True
+        if self.process is not None and self.process.again:
+            self.calls.turnstile.pause()  # until the others have said what the trainer wants
         try:
             await self._restore()
             if self._host is not None:
                 await self._listen(self._host)
             if self._unix is not None:
                 await self._listen_unix(self._unix)
+            if self.process is not None:
+                await self._join_siblings(self.process)
         except BaseException:  # cancelled too: a gate that did not open leaves no listener
             await self.aclose()
             raise
@@ -106,6 +113,8 @@ class Gate:
         self._running = False
         if self._ticker is not None:
             self._ticker.cancel()
+        if self.process is not None:
+            self.process.close()
         for doorway in tuple(self._doorways):
             await self._shut(doorway, at_once=True)
         for session in tuple(self.sessions.values()):
@@ -137,11 +146,15 @@ class Gate:
     async def _listen(self, host: str) -> None:
         if host not in LOOPBACK:
             _log.warning("the gate listens beyond loopback: %s, %s TLS", host, "with" if self._tls else "without")
-        doorway = Doorway(self, operator=True, hosts=AllowedHosts(host))
+        process, loop = self.process, asyncio.get_running_loop()
+        doorway = Doorway(self, operator=True, hosts=AllowedHosts(host), label=CLIENT)
         try:
-            server = await asyncio.get_running_loop().create_server(
-                doorway.connection, host, self._port, ssl=_context(self._tls), backlog=1024, reuse_address=True
-            )
+            if process is not None:
+                server = await loop.create_server(doorway.connection, sock=process.listener, backlog=1024)
+            else:
+                server = await loop.create_server(
+                    doorway.connection, host, self._port, ssl=_context(self._tls), backlog=1024, reuse_address=True
+                )
         except OSError as error:
             raise CannotListen(host, self._port, error) from error
         self._open(doorway, server)
@@ -149,13 +162,26 @@ class Gate:
         self.url = http_url(host, port, secure=self._tls is not None)
 
     async def _listen_unix(self, path: str) -> None:
-        doorway = Doorway(self, operator=True)
-        stale = Path(path)
-        if stale.is_socket():
-            stale.unlink()
-        server = await asyncio.get_running_loop().create_unix_server(doorway.connection, path, backlog=1024)
-        stale.chmod(0o600)
+        process = self.process
+        doorway = Doorway(self, operator=True, label=UNIX_CLIENT)
+        listener = listen_unix(path) if process is None else process.unix_listener
+        server = await asyncio.get_running_loop().create_unix_server(doorway.connection, sock=listener, backlog=1024)
         self._open(doorway, server)
+
+    async def _join_siblings(self, process: GateProcess) -> None:
+        """Take what the others send, what they sent to the process before this one included."""
+        self._doorways.add(Doorway(self, operator=True, label=SIBLING))
+        adopters = {doorway.label: doorway for doorway in self._doorways}
+
+        def adopt(received: Received) -> None:
+            doorway = adopters[received.label]
+            self.spawn(adopt_connection(received, lambda: doorway.connection(received.first)))
+
+        process.listen(adopt)
+        if process.again:
+            from rollyard.gate.joined_operator import catch_up
+
+            await catch_up(self, process)
 
     def _open(self, doorway: Doorway, server: asyncio.AbstractServer) -> None:
         async def stop() -> None:
@@ -248,7 +274,7 @@ class Gate:
             prefix=prefix,
         )
         own = describe_parts(None if answers is self.policy else answers, tools, prefix, settings)
-        session = Session(self, rollout_id, plan, key=secret("ry"), own=own)
+        session = Session(self, rollout_id, plan, key=new_key(rollout_id), own=own)
         self.sessions[rollout_id] = session
         try:
             if self._log is not None:
@@ -272,7 +298,7 @@ class Gate:
         """A fresh key for the next step; every earlier one stays dead."""
         if session.closing:
             raise ConfigError(f"rollout {session.rollout_id} is over; its session cannot be opened again")
-        session.key = secret("ry")
+        session.key = new_key(session.rollout_id)
         session.key_hash = key_hash(session.key)
         if self._log is not None:
             async with asyncio.timeout(self.limits.commit_s):
@@ -322,7 +348,10 @@ class Gate:
             return
         async with asyncio.timeout(self.limits.commit_s):
             kept = await self._log.sessions()
+        process = self.process
         for record in kept:
+            if process is not None and process.owner(record.rollout_id) != process.index:
+                continue
             if record.closed_at is not None:
                 self._keys.revoke(record.key_hash)
             else:
@@ -405,18 +434,25 @@ class Gate:
 
     @property
     def connections(self) -> int:
-        return sum(len(doorway.connections) for doorway in self._doorways)
+        return sum(len(doorway.connections) for doorway in self._doorways if doorway.label != SIBLING)
 
-    @property
-    def operator_app(self) -> App:
-        """The admin and trainer API, made on first use."""
+    def operator_app(self, *, alone: bool) -> App:
+        """The admin and trainer API, made on first use; `alone` of this process, where the gate has several."""
         if self._operator is None:
-            from rollyard.gate.admin import operator_app
+            self._operator = self._make_operator()
+        return self._operator[alone]
 
-            app: Any = operator_app(self, self._log)
-            self._operator = app
-            return app
-        return self._operator
+    def _make_operator(self) -> tuple[App, App]:
+        from rollyard.gate.admin import operator_app
+
+        own: Any = operator_app(self, self._log)
+        if self.process is None:
+            return own, own
+        from rollyard.gate.joined_operator import joined_app, sibling_app
+
+        joined: Any = joined_app(self, self.process, own)
+        sibling: Any = sibling_app(self, self.process, own)
+        return joined, sibling
 
 
 def _context(tls: Tls | None) -> ssl.SSLContext | None:

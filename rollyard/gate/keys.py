@@ -14,6 +14,25 @@ from typing import Generic, Protocol, TypeVar
 from urllib.parse import parse_qs
 
 from rollyard.core.errors import ConfigError, SessionClosed, Unauthorized
+from rollyard.core.ids import secret
+
+
+def new_key(rollout_id: str) -> str:
+    """A rollout's key. Its end tells the processes of a gate whose it is (`processes.py`), and opens nothing."""
+    return f"{secret('ry')}{rollout_place(rollout_id):02x}"
+
+
+def rollout_place(rollout_id: str) -> int:
+    """A number below 256, which says which process of a gate serves the rollout, however many there are."""
+    return blake2b(rollout_id.encode("utf-8", "surrogatepass"), digest_size=1).digest()[0]
+
+
+def key_place(key: str) -> int | None:
+    """The rollout's number, as its key has it; None where it has none."""
+    try:
+        return int(key[-2:], 16)
+    except ValueError:
+        return None
 
 
 def key_hash(key: str) -> bytes:

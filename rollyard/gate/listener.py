@@ -16,8 +16,10 @@ from rollyard.core.call import Dialect
 from rollyard.core.errors import GateError, Unauthorized
 from rollyard.gate.black_box import relay
 from rollyard.gate.keys import key_of
+from rollyard.gate.processes import CLIENT, MISDIRECTED, SIBLING, UNIX_CLIENT, GateProcess
 from rollyard.net import asgi
 from rollyard.net.http_server import Exchange, HttpConnection, HttpLimits
+from rollyard.net.movable_connection import MovableConnection
 from rollyard.net.web_pages import AllowedHosts, page_reason
 from rollyard.wire import CODECS, Route, provider_path, route
 
@@ -35,7 +37,8 @@ class NotFound(GateError):
 
 
 class Doorway:
-    """`session` is the only one that may come through, when it is set. `operator` opens the admin and trainer faces."""
+    """`session` is the only one that may come through, when it is set. `operator` opens the admin and trainer faces. The
+    other processes of the gate, where it has some, know this doorway by `label`."""
 
     def __init__(
         self,
@@ -45,18 +48,24 @@ class Doorway:
         operator: bool = False,
         hosts: AllowedHosts | None = None,
         capacity: int | None = None,
+        label: bytes | None = None,
     ) -> None:
         self.limits: HttpLimits = gate.limits.http
         self.connections: set[HttpConnection] = set()
         self.closing: Callable[[], Any] | None = None  # stops the listening
+        self.label = label
         self._gate = gate
+        self._siblings = gate.process if label in (CLIENT, UNIX_CLIENT) else None
         self._session = session
         self._operator = operator
         self._hosts = hosts
         self._capacity = capacity
         self._routes: dict[tuple[str, str, bool, bool, bool], Route | None] = {}
 
-    def connection(self) -> HttpConnection:
+    def connection(self, first: bytes = b"") -> HttpConnection:
+        """`first` is what another process read of it."""
+        if self._siblings is not None or first:
+            return MovableConnection(self, time.monotonic, first)
         return HttpConnection(self, time.monotonic)
 
     async def aclose(self) -> None:
@@ -88,12 +97,17 @@ class Doorway:
 
     def begin(self, exchange: Exchange) -> None:
         path = exchange.path
+        if self.label == SIBLING:
+            exchange.context = self._gate.operator_app(alone=True)
+            return
+        if self._siblings is not None and self._move(exchange, self._siblings):
+            return
         if path == "/health" or (path == "/" and exchange.method in ("GET", "HEAD")):
             exchange.context = None
             self._refuse_pages(exchange)
             return
         if self._operator and path.split("/", 2)[1] in _OPERATOR:
-            exchange.context = self._gate.operator_app
+            exchange.context = self._gate.operator_app(alone=False)
             return
         try:
             exchange.context = self._admit(exchange, path)
@@ -104,6 +118,17 @@ class Doorway:
             exchange.keep_alive = False
             body = CODECS[_dialect(path)].error(error.status, error.code, error.message)
             exchange.respond(error.status, body)
+
+    def _move(self, exchange: Exchange, siblings: GateProcess) -> bool:
+        """Whether this request is another process's to answer. It goes there with its connection."""
+        owner = siblings.owner_of(exchange)
+        if owner == siblings.index:
+            return False
+        if not siblings.move(exchange, owner, self.label or b""):
+            self._gate.counters.count_refusal(421)
+            exchange.keep_alive = False
+            exchange.respond(421, CODECS[_dialect(exchange.path)].error(421, "invalid_request_error", MISDIRECTED))
+        return True
 
     def _refuse_pages(self, exchange: Exchange) -> None:
         """Where no key is asked for, a web page in the operator's browser learns nothing, not even that a gate is here."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollyard.net.metrics import Histogram
 
 if TYPE_CHECKING:
     from rollyard.gate.gate import Gate
+
+METRICS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class GateCounters:
@@ -62,3 +64,17 @@ def gate_metrics(gate: Gate) -> Iterable[Any]:
     seconds = HistogramMetricFamily("rollyard_gate_call_seconds", "from request to answer")
     counters.seconds.add_to(seconds)
     yield seconds
+
+
+def add_metrics(texts: Sequence[bytes]) -> bytes:
+    """The figures of several processes as those of one gate: all of them are counts, which add up."""
+    families: dict[str, dict[str, float]] = {}  # by the two lines that begin one
+    for text in texts:
+        for part in text.decode().split("# HELP ")[1:]:
+            words, kind, *lines = part.splitlines()
+            family = families.setdefault(f"# HELP {words}\n{kind}\n", {})
+            for name, _, value in (line.rpartition(" ") for line in lines):
+                family[name] = family.get(name, 0.0) + float(value)
+    return "".join(
+        head + "".join(f"{name} {value}\n" for name, value in family.items()) for head, family in families.items()
+    ).encode()

@@ -64,7 +64,8 @@ def _reply(trajectory: Trajectory, record: CallRecord) -> Reply | None:
 
 
 def note_shape(session: Session, trajectory: Trajectory) -> None:
-    first = next((r for r in trajectory.records if r.kind == "agent" and r.leaf is not None), None)
+    found = (r for r in trajectory.records if r.kind == "agent" and r.leaf is not None and r.tools_digest)
+    first = next(found, None)
     if first is not None:
         session.shape.tools = first.tools_digest
         messages = trajectory.messages(first.id)

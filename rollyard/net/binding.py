@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 
 from rollyard.core.errors import CannotListen, ConfigError
 
@@ -27,6 +28,22 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         raise CannotListen(host, port, error) from error
+    return sock
+
+
+def listen_unix(path: str) -> socket.socket:
+    """For its owner alone. A socket that nobody listens on any more is replaced."""
+    place = Path(path)
+    if place.is_socket():
+        place.unlink()
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(path)
+        place.chmod(0o600)
+        sock.listen(1024)
+    except OSError:
+        sock.close()
+        raise
     return sock
 
 

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import signal
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import uvloop
 
-from rollyard.core.errors import ConfigError
+from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.ids import secret
 from rollyard.core.protocols import Policy
 from rollyard.core.rollout import MODES, Mode
 from rollyard.gate import Gate, Tls
+from rollyard.gate.processes import MOST, GateProcess
+from rollyard.net.binding import http_url, listen, listen_unix
 from rollyard.net.key_files import read_or_make_key, state_file, write_key
 from rollyard.net.ready import ServerReady
 from rollyard.policy import PolicyText
+from rollyard.runs.gate_processes import GateSupervisor, Start
 from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.store import Store
 
@@ -46,55 +50,105 @@ class GateOptions(msgspec.Struct, frozen=True, kw_only=True):
     key_env: str | None = None
     admin_key_file: Path | None = None
     trainer_key_file: Path | None = None
+    processes: int = 1
 
 
 def serve_gate(options: GateOptions, *, say: Callable[[ServerReady], None]) -> None:
     """Blocks until SIGINT or SIGTERM."""
     gc.set_threshold(*GC_THRESHOLDS)
-    uvloop.run(run_gate(options, say))
-
-
-async def run_gate(options: GateOptions, say: Callable[[ServerReady], None]) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     refuse_unclear(options)
-    files = {"admin": options.admin_key_file, "trainer": options.trainer_key_file}
-    keys = {role: read_or_make_key(path) if path is not None else secret("ry") for role, path in files.items()}
-    made: list[Path] = []  # key files that nobody asked for by name: they go when the server goes
+    with GateKeys(options) as keys:
+        if options.processes > 1:
+            _serve_processes(options, keys, say)
+        else:
+            uvloop.run(run_gate(options, keys.of, lambda url: say(keys.show(url))))
+
+
+async def run_gate(
+    options: GateOptions,
+    keys: Mapping[str, str],
+    ready: Callable[[str], None],
+    process: GateProcess | None = None,
+    orphaned: int | None = None,
+) -> None:
+    """`ready` is told the URL. It stops too when `orphaned` can be read."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if orphaned is not None:
+        loop.add_reader(orphaned, _stop_orphan, loop, orphaned, stop)
+    async with (
+        _log(options.store) as log,
+        _policy(options, log) as policy,
+        Gate(
+            policy,
+            log=log,
+            host=options.host,
+            port=options.port,
+            unix=options.unix,
+            tls=_tls(options),
+            admin_key=keys["admin"],
+            trainer_key=keys["trainer"],
+            process=process,
+        ) as gate,
+    ):
+        ready(gate.url or "")
+        gc.collect()
+        gc.freeze()
+        await stop.wait()
+
+
+def _stop_orphan(loop: asyncio.AbstractEventLoop, orphaned: int, stop: asyncio.Event) -> None:
+    loop.remove_reader(orphaned)
+    stop.set()
+
+
+def _serve_processes(options: GateOptions, keys: GateKeys, say: Callable[[ServerReady], None]) -> None:
+    def serve(start: Start) -> None:
+        uvloop.run(run_gate(options, keys.of, lambda _: start.ready(), start.process, start.orphaned))
+
+    listener = listen(options.host, options.port)
+    unix_listener = None if options.unix is None else listen_unix(options.unix)
+    supervisor = GateSupervisor(options.processes, serve, listener=listener, unix_listener=unix_listener)
+    supervisor.start()
     try:
-        async with (
-            _log(options.store) as log,
-            _policy(options, log) as policy,
-            Gate(
-                policy,
-                log=log,
-                host=options.host,
-                port=options.port,
-                unix=options.unix,
-                tls=_tls(options),
-                admin_key=keys["admin"],
-                trainer_key=keys["trainer"],
-            ) as gate,
-        ):
-            url = gate.url or ""
-            shown: dict[str, str] = {}
-            for role, path in files.items():
-                if path is None:
-                    path = state_file(f"gate-{url.rpartition(':')[2]}.{role}-key")
-                    path.unlink(missing_ok=True)
-                    write_key(path, keys[role])
-                    made.append(path)
-                shown[role] = str(path)
-            details = f"admin key: {shown['admin']}, trainer key: {shown['trainer']}"
-            facts = {"mode": options.mode, **{f"{role}_key_file": path for role, path in shown.items()}}
-            say(ServerReady(server="gate", url=url, details=details, facts=facts))
-            gc.collect()
-            gc.freeze()
-            await stop.wait()
+        say(keys.show(http_url(options.host, listener.getsockname()[1])))
+        supervisor.keep()
     finally:
-        for path in made:
+        supervisor.stop()
+
+
+class GateKeys:
+    """The admin's and the trainer's keys, and their files. Files that nobody asked for by name go when the server goes."""
+
+    def __init__(self, options: GateOptions) -> None:
+        self._options = options
+        self._files = {"admin": options.admin_key_file, "trainer": options.trainer_key_file}
+        self._made: list[Path] = []
+        self.of = {
+            role: read_or_make_key(path) if path is not None else secret("ry") for role, path in self._files.items()
+        }
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for path in self._made:
             path.unlink(missing_ok=True)
+
+    def show(self, url: str) -> ServerReady:
+        """The ready line, once the files of the keys are there."""
+        shown: dict[str, str] = {}
+        for role, path in self._files.items():
+            if path is None:
+                path = state_file(f"gate-{url.rpartition(':')[2]}.{role}-key")
+                path.unlink(missing_ok=True)
+                write_key(path, self.of[role])
+                self._made.append(path)
+            shown[role] = str(path)
+        details = f"admin key: {shown['admin']}, trainer key: {shown['trainer']}"
+        facts = {"mode": self._options.mode, **{f"{role}_key_file": path for role, path in shown.items()}}
+        return ServerReady(server="gate", url=url, details=details, facts=facts)
 
 
 def mode_of(name: str | None) -> Mode | None:
@@ -117,6 +171,24 @@ def refuse_unclear(options: GateOptions) -> None:
         raise ConfigError(
             "who answers the calls?", hint="--upstream URL, --mode interception_gate or --policy NAME:..."
         )
+    if options.processes > 1:
+        _refuse_processes(options, mode)
+
+
+def _refuse_processes(options: GateOptions, mode: Mode | None) -> None:
+    """What several processes cannot do together."""
+    many = f"--processes {options.processes}"
+    if options.processes > MOST:
+        raise ConfigError(f"{many} is too many", hint=f"at most {MOST}")
+    if options.store is None:
+        raise ConfigError(f"{many} needs --store", hint="a process that dies goes on with its sessions from there")
+    if options.tls_cert is not None or options.tls_key is not None:
+        raise Unsupported(
+            f"{many} serves no TLS: an encrypted connection cannot move to another process",
+            hint="end TLS in a proxy in front, or use --processes 1",
+        )
+    if not hasattr(os, "memfd_create"):
+        raise Unsupported(f"{many} needs Linux", hint="use --processes 1")
 
 
 @asynccontextmanager

@@ -1,0 +1,195 @@
+"""`serve gate --processes N`: processes that serve one port, and the one that starts them and starts again what died.
+
+The supervisor answers nothing and opens neither policy nor store. It has what must outlive each process: the listening sockets,
+so that no connection is refused, and the inboxes, so that nothing that was sent to a process is lost with it. The processes are
+forks of it and share its memory until they change it. They end when it ends, however it does.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import signal
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from rollyard.core.errors import Error
+from rollyard.core.log import Log
+from rollyard.gate.processes import GateProcess
+
+STOP_S = 30.0  # for a process to end what it is doing
+MOST_FAILED = 5  # starts of one process in a row that come to nothing, before the whole gate gives up
+QUICK_S, AGAIN_S = 5.0, 1.0  # a process that lived so short is started again only after a while
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
+_READY = b"ready"
+_log = Log("rollyard.runs.gate_processes")
+
+
+class GateGaveUp(Error):
+    """A process of the gate dies whenever it is started."""
+
+
+class _Living(NamedTuple):
+    index: int
+    began: float
+    told: int | None  # the end of a pipe on which it says how its start went; None once that was read
+
+
+class Start(NamedTuple):
+    """What a process is started with. It calls `ready` once it serves, and ends when `orphaned` can be read."""
+
+    process: GateProcess
+    ready: Callable[[], None]
+    orphaned: int
+
+
+class GateSupervisor:
+    """`serve` is what each process does, from its start to its end."""
+
+    def __init__(
+        self,
+        count: int,
+        serve: Callable[[Start], None],
+        *,
+        listener: socket.socket,
+        unix_listener: socket.socket | None,
+    ) -> None:
+        self._serve = serve
+        self._listener, self._unix_listener = listener, unix_listener
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
+        for pair in pairs:
+            for end in pair:
+                end.setblocking(False)
+        self._inboxes = tuple(inbox for inbox, _ in pairs)
+        self._outboxes = tuple(outbox for _, outbox in pairs)
+        self._alive, self._lifeline = os.pipe()  # its end is seen by all when this process is gone
+        self._living: dict[int, _Living] = {}  # by pid
+        self._failed = [0] * count
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+    def start(self) -> None:
+        """All are ready when this returns. They are started one after the other, so that what is wrong is said once."""
+        gc.collect()
+        gc.freeze()
+        for index in range(len(self._inboxes)):
+            pid = self._fork(index, again=False)
+            living = self._living[pid]
+            said = _read(living.told)
+            self._living[pid] = living._replace(told=None)
+            if said != _READY:
+                self.stop()
+                raise _error_of(said, index)
+
+    def keep(self) -> None:
+        """Until SIGTERM or SIGINT, or until a process cannot be started any more."""
+        owed: dict[int, float] = {}  # index -> when to start it again
+        while True:
+            now = time.monotonic()
+            for index in [index for index, at in owed.items() if at <= now]:
+                del owed[index]
+                self._fork(index, again=True)
+            wait_s = max(0.0, min(owed.values()) - now) if owed else 3600.0
+            told = signal.sigtimedwait(_SIGNALS, wait_s)
+            if told is not None and told.si_signo != signal.SIGCHLD:
+                return
+            for index, lived_s, code, started in self._reap():
+                self._failed[index] = 0 if started else self._failed[index] + 1
+                if self._failed[index] >= MOST_FAILED:
+                    raise GateGaveUp(
+                        f"process {index} of the gate could not be started {MOST_FAILED} times",
+                        hint="its own words are above",
+                    )
+                _log.warning("gate.process_died", process=index, code=code, lived_s=round(lived_s, 1))
+                owed[index] = time.monotonic() + (AGAIN_S if lived_s < QUICK_S else 0.0)
+
+    def stop(self) -> None:
+        """All end what they are doing; those that do not are killed."""
+        for pid in self._living:
+            os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + STOP_S
+        while self._living and (left := deadline - time.monotonic()) > 0:
+            self._reap()
+            if self._living:
+                signal.sigtimedwait((signal.SIGCHLD,), min(left, 1.0))
+        for pid in list(self._living):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            del self._living[pid]
+
+    def _reap(self) -> list[tuple[int, float, int, bool]]:
+        """Of each that ended: its number, how long it lived, its exit code, and whether it had started at all."""
+        ended: list[tuple[int, float, int, bool]] = []
+        for pid, (index, began, told) in list(self._living.items()):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            if found:
+                del self._living[pid]
+                started = told is None or _read(told) == _READY
+                ended.append((index, time.monotonic() - began, os.waitstatus_to_exitcode(status), started))
+        return ended
+
+    def _fork(self, index: int, *, again: bool) -> int:
+        told, telling = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(told)
+            os.close(self._lifeline)
+            os._exit(self._run(index, again, telling))  # what is on the stack is the supervisor's
+        os.close(telling)
+        self._living[pid] = _Living(index, time.monotonic(), told)
+        return pid
+
+    def _run(self, index: int, again: bool, telling: int) -> int:
+        """In the new process: its exit code."""
+        process = GateProcess(
+            index,
+            listener=self._listener,
+            unix_listener=self._unix_listener,
+            inbox=self._inboxes[index],
+            outboxes=self._outboxes,
+            again=again,
+        )
+        with suppress(OSError):  # what `top` and `ps` show
+            Path("/proc/self/comm").write_text(f"rollyard-gate-{index}")
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            self._serve(Start(process, lambda: _tell(telling, _READY), self._alive))
+        except Error as error:
+            if again:
+                _log.error("gate.process_failed", process=index, error=str(error))
+            _tell(telling, pickle.dumps((type(error), error.message, error.hint)))
+            return 3
+        except KeyboardInterrupt:
+            return 130
+        except BaseException:  # noqa: BLE001 - a bug shows its trace, as in any other process
+            traceback.print_exc()
+            return 1
+        return 0
+
+
+def _read(pipe: int | None) -> bytes:
+    if pipe is None:
+        return b""
+    with os.fdopen(pipe, "rb") as file:
+        return file.read()
+
+
+def _tell(pipe: int, said: bytes) -> None:
+    """At most once; the supervisor does not listen any more where a process was started again."""
+    with suppress(OSError), os.fdopen(pipe, "wb") as file:
+        file.write(said)
+
+
+def _error_of(said: bytes, index: int) -> Error:
+    """The process's own error, where it could say one."""
+    if not said:
+        return GateGaveUp(f"process {index} of the gate died at its start", hint="its own words are above")
+    kind, message, hint = pickle.loads(said)  # noqa: S301 - of our own fork
+    error: Error = kind.__new__(kind)
+    Error.__init__(error, message, hint=hint)
+    return error
