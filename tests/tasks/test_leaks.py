@@ -345,7 +345,9 @@ async def leaks_of(folders, backend, root, dockerfile, files):
         **{"tests/test_hidden.py": HIDDEN},
     )  # fmt: skip
     task = load_folder(folder)
-    return await find_leaks(task, backend, Provision.of(backend), network="none", build_network=None, allow_unsafe=False)
+    return await find_leaks(
+        task, backend, Provision.of(backend), network="none", build_network=None, allow_unsafe=False
+    )
 
 
 @pytest.mark.anyio
