@@ -36,7 +36,7 @@ class GateGaveUp(Error):
 
 
 class _Living(NamedTuple):
-    index: int
+    number: int  # its place among the processes
     began: float
     told: int | None  # the end of a pipe on which it says how its start went; None once that was read
 
