@@ -148,6 +148,14 @@ REMEDIES: Mapping[str, Remedy] = {
         "The sandbox cannot reach the gate.",
         "`rollyard doctor --sandbox {sandbox}` tries the way; on hosted sandboxes the relay needs Python or Node in the image.",
     ),
+    "SiblingSilent": Remedy(
+        "One of the processes of `serve gate --processes` did not answer another one in time.",
+        "It is started again by itself if it died: ask again. Where it stays, the server's log has `gate.process_died`.",
+    ),
+    "GateGaveUp": Remedy(
+        "A process of `serve gate --processes` ended each time it was started.",
+        "The log has its own error above this one; `rollyard serve gate` with one process shows the same error at once.",
+    ),
     "StoreBroken": Remedy(
         "A call was answered and could not be kept, so the agent was not given the answer.",
         "See StoreError: the store is full, locked or away.",
