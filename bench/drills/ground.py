@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import deque
 from pathlib import Path
 
 import asyncpg
@@ -50,7 +51,7 @@ class Driver:
     def __init__(self, store: str, config: Path, address: str | None, home: str) -> None:
         self.store, self.config, self.address, self.home = store, config, address, home
         self.run_id = ""
-        self.lines: list[str] = []
+        self.lines: deque[str] = deque(maxlen=200)  # the last that it said
         self.resumed_s: list[float] = []  # from the start of each that came back until it knew its run
         self.start([str(config)])
 
@@ -66,7 +67,7 @@ class Driver:
                 self.run_id = line.split()[1].rstrip(":")
                 break
         else:
-            raise RuntimeError(f"the driver ended at once: {''.join(self.lines[-5:])}{self.process.stdout.read()}")
+            raise RuntimeError(f"the driver ended at once: {''.join([*self.lines][-5:])}{self.process.stdout.read()}")
         os.set_blocking(self.process.stderr.fileno(), False)
 
     def drain(self) -> None:
@@ -76,6 +77,10 @@ class Driver:
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(30)
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does: what is under way ends, and its attempts stay owed."""
+        self.process.send_signal(signal.SIGINT)
 
     def resume(self) -> None:
         began = time.monotonic()
@@ -88,7 +93,7 @@ class Driver:
             self.drain()
             if time.monotonic() > end:
                 self.process.send_signal(signal.SIGINT)
-                raise TimeoutError(f"the run did not end in {limit_s:.0f} s: {self.lines[-4:]}")
+                raise TimeoutError(f"the run did not end in {limit_s:.0f} s: {[*self.lines][-4:]}")
             time.sleep(0.1)
         return self.process.returncode
 
@@ -137,6 +142,7 @@ COUNTS = {
     "open_sessions": OPEN,
     "unscored": "SELECT count(*) FROM rollouts WHERE run_id = $1 AND reward IS NULL",
     "leases": "SELECT count(*) FROM attempts WHERE run_id = $1 AND state = 'leased'",
+    "owed": "SELECT count(*) FROM attempts WHERE run_id = $1 AND state = 'owed'",
 }
 
 
