@@ -19,6 +19,7 @@ from typing import Any
 from rollyard.core.errors import ConfigError
 
 CONNECTIONS = 400  # a worker takes up to 16, and a drill may have many workers
+_PROGRAMS = ("initdb", "pg_ctl", "postgres", "createdb")
 _STEP_S = 120.0
 
 
@@ -94,15 +95,12 @@ class PostgresServer:
 
 
 def _find_programs() -> Path:
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
     on_path = shutil.which("initdb")
-    if on_path is not None:
-        return Path(on_path).parent
-    found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
-    if not found:
-        raise ConfigError(
-            "no PostgreSQL server is installed", hint="apt-get install postgresql, or put initdb on the PATH"
-        )
-    return found[-1]
+    for folder in ([Path(on_path).resolve().parent] if on_path is not None else []) + debian:
+        if all((folder / program).exists() for program in _PROGRAMS):
+            return folder
+    raise ConfigError("no PostgreSQL server is installed", hint="apt-get install postgresql, or put initdb on the PATH")
 
 
 def _find_user() -> pwd.struct_passwd:

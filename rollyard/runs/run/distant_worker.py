@@ -18,6 +18,7 @@ from rollyard.gate import Gate
 from rollyard.runs.rollout.open_backend import open_named
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.run.assignment import Assignment
+from rollyard.runs.run.descriptors import raise_descriptor_limit
 from rollyard.runs.run.policies import open_policies
 from rollyard.runs.run.shipping import Parcels, unpack_work
 from rollyard.runs.run.worker import Worker, WorkerResources
@@ -66,6 +67,7 @@ async def work_to_the_end(posting: NodeAssignment) -> WorkerEnd:
 
 async def work_here(posting: NodeAssignment, clock: Callable[[], float] | None = None) -> None:
     """Until the run owes nothing. `clock` is the store's."""
+    raise_descriptor_limit()
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(Store.open(posting.store, wait_s=STORE_S, clock=clock))
         backend = await stack.enter_async_context(open_named(posting.work.config.sandbox, posting.work.config))
