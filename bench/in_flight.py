@@ -50,10 +50,10 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     driver_mb: float
     driver_cpu_s: float
     database_cpu_s: float
-    sandbox_mb: float  # of the processes in sandboxes, proportional
+    at: float
 
 
-def look(driver: Driver, workers: list[int], postgres: PostgresServer, home: str) -> Look:
+def look(driver: Driver, workers: list[int], postgres: PostgresServer) -> Look:
     return Look(
         available_mb=_meminfo("MemAvailable"),
         worker_mb=sum(map(_resident_mb, workers)),
@@ -62,7 +62,7 @@ def look(driver: Driver, workers: list[int], postgres: PostgresServer, home: str
         driver_mb=_resident_mb(driver.process.pid),
         driver_cpu_s=cpu_s([driver.process.pid]),
         database_cpu_s=cpu_s(postgres.pids(), children=True),
-        sandbox_mb=_sandboxes_mb(home),
+        at=time.monotonic(),
     )
 
 
@@ -116,6 +116,7 @@ async def until_held(upstream: Upstream, driver: Driver, count: int, limit_s: fl
 
 async def measure(folder: Path, asked: argparse.Namespace) -> bool:
     home, upstream, postgres = folder / "home", Upstream(), PostgresServer()
+    driver: Driver | None = None
     home.mkdir()
     agent = thin_agent.write(folder)
     (folder / "tasks.jsonl").write_text('{"id": "t", "instruction": "hello", "verify": ["true"]}\n')
@@ -129,21 +130,24 @@ async def measure(folder: Path, asked: argparse.Namespace) -> bool:
             held = await until_held(upstream, driver, asked.count, asked.start_s)
             ready_s = time.monotonic() - began
             workers = find_workers(cluster)
-            first = look(driver, workers, postgres, str(home))
+            first = look(driver, workers, postgres)
             await asyncio.sleep(asked.answer_s)
-            last = look(driver, workers, postgres, str(home))
+            last = look(driver, workers, postgres)
+            sandboxes_mb = await asyncio.to_thread(_sandboxes_mb, str(home))
             upstream.fault("none")
             began = time.monotonic()
             code = await asyncio.to_thread(driver.wait, asked.start_s)
             drain_s = time.monotonic() - began
             counts = await account(postgres.url, driver.run_id)
     finally:
+        if driver is not None and driver.process.poll() is None:
+            driver.kill()
         upstream.close()
         postgres.close()
-    span = asked.answer_s
+    span = last.at - first.at
     print(f"{held} of {asked.count} rollouts in flight on {asked.nodes} nodes after {ready_s:.0f} s")
     print(f"memory: {(before - last.available_mb) / held:.1f} MB of the machine per rollout; ", end="")
-    print(f"sandboxes {last.sandbox_mb / held:.1f} MB each, ", end="")
+    print(f"sandboxes {sandboxes_mb / held:.1f} MB each, ", end="")
     print(f"workers {last.worker_mb:.0f} MB in all, driver {last.driver_mb:.0f} MB")
     print(f"a worker has {last.worker_files} descriptors open; while all wait, in CPU seconds a second: ", end="")
     print(f"workers {(last.worker_cpu_s - first.worker_cpu_s) / span:.2f}, ", end="")
