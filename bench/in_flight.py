@@ -2,7 +2,7 @@
 
     python -m bench.in_flight [--count 300] [--nodes 2] [--answer-s 60]
 
-The agent is the thinnest there is: one bash that asks once and waits. The model answers nobody until all are held, then keeps
+The agent is one bash that asks once and waits (`bench/thin_agent.py`). The model answers nobody until all are held, then keeps
 them for `--answer-s` seconds more; in that time memory, descriptors and CPU are looked at. Afterwards every attempt must have
 been committed exactly once. Root, PostgreSQL.
 """
@@ -18,37 +18,14 @@ from pathlib import Path
 
 import msgspec
 
+from bench import thin_agent
 from bench.drills.ground import Driver, PostgresServer, Upstream, account, sandbox_pids
 from bench.scale import cpu_s
 from rollyard.testing.ray_cluster import RayCluster
 
-AGENT = """
-name = "thin"
-version = "1.0.0"
-summary = "one bash that asks once"
-argv = ["bash", "{prefix}/bin/thin"]
-[layer]
-folder = "thin"
-[env]
-MODEL_URL = "{base_url}"
-MODEL_KEY = "{key}"
-[wires.chat]
-"""
-THIN = r"""#!/bin/bash
-url=${MODEL_URL#http://} host=${url%%/*}
-body='{"model":"drill","messages":[{"role":"user","content":"hello"}]}'
-exec 3<>/dev/tcp/${host%:*}/${host##*:}
-{
-  printf 'POST /%s/chat/completions HTTP/1.1\r\nhost: %s\r\n' "${url#*/}" "$host"
-  printf 'authorization: Bearer %s\r\ncontent-type: application/json\r\n' "$MODEL_KEY"
-  printf 'content-length: %d\r\nconnection: close\r\n\r\n%s' ${#body} "$body"
-} >&3
-read -r line <&3
-[[ $line == *" 200"* ]]
-"""
 CONFIG = """
 tasks = "{folder}/tasks.jsonl"
-agents = ["{folder}/thin.toml"]
+agents = ["{agent}"]
 attempts = {count}
 parallel = {count}
 retries = 20
@@ -73,10 +50,10 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     driver_mb: float
     driver_cpu_s: float
     database_cpu_s: float
-    sandbox_mb: float  # of the processes in sandboxes, proportional
+    at: float
 
 
-def look(driver: Driver, workers: list[int], postgres: PostgresServer, home: str) -> Look:
+def look(driver: Driver, workers: list[int], postgres: PostgresServer) -> Look:
     return Look(
         available_mb=_meminfo("MemAvailable"),
         worker_mb=sum(map(_resident_mb, workers)),
@@ -85,7 +62,7 @@ def look(driver: Driver, workers: list[int], postgres: PostgresServer, home: str
         driver_mb=_resident_mb(driver.process.pid),
         driver_cpu_s=cpu_s([driver.process.pid]),
         database_cpu_s=cpu_s(postgres.pids(), children=True),
-        sandbox_mb=_sandboxes_mb(home),
+        at=time.monotonic(),
     )
 
 
@@ -133,18 +110,17 @@ async def until_held(upstream: Upstream, driver: Driver, count: int, limit_s: fl
         if held >= count or time.monotonic() > end:
             return held
         if driver.process.poll() is not None:
-            raise RuntimeError(f"the run ended: {driver.lines[-5:]}")
+            raise RuntimeError(f"the run ended: {[*driver.lines][-5:]}")
         await asyncio.sleep(0.5)
 
 
 async def measure(folder: Path, asked: argparse.Namespace) -> bool:
     home, upstream, postgres = folder / "home", Upstream(), PostgresServer()
+    driver: Driver | None = None
     home.mkdir()
-    (folder / "thin.toml").write_text(AGENT)
-    (folder / "thin" / "bin").mkdir(parents=True)
-    (folder / "thin" / "bin" / "thin").write_text(THIN)
+    agent = thin_agent.write(folder)
     (folder / "tasks.jsonl").write_text('{"id": "t", "instruction": "hello", "verify": ["true"]}\n')
-    (folder / "run.toml").write_text(CONFIG.format(folder=folder, count=asked.count, url=upstream.url))
+    (folder / "run.toml").write_text(CONFIG.format(folder=folder, agent=agent, count=asked.count, url=upstream.url))
     try:
         with RayCluster(asked.nodes, env={"ROLLYARD_HOME": str(home)}) as cluster:
             before = _meminfo("MemAvailable")
@@ -154,21 +130,24 @@ async def measure(folder: Path, asked: argparse.Namespace) -> bool:
             held = await until_held(upstream, driver, asked.count, asked.start_s)
             ready_s = time.monotonic() - began
             workers = find_workers(cluster)
-            first = look(driver, workers, postgres, str(home))
+            first = look(driver, workers, postgres)
             await asyncio.sleep(asked.answer_s)
-            last = look(driver, workers, postgres, str(home))
+            last = look(driver, workers, postgres)
+            sandboxes_mb = await asyncio.to_thread(_sandboxes_mb, str(home))
             upstream.fault("none")
             began = time.monotonic()
             code = await asyncio.to_thread(driver.wait, asked.start_s)
             drain_s = time.monotonic() - began
             counts = await account(postgres.url, driver.run_id)
     finally:
+        if driver is not None and driver.process.poll() is None:
+            driver.kill()
         upstream.close()
         postgres.close()
-    span = asked.answer_s
+    span = last.at - first.at
     print(f"{held} of {asked.count} rollouts in flight on {asked.nodes} nodes after {ready_s:.0f} s")
     print(f"memory: {(before - last.available_mb) / held:.1f} MB of the machine per rollout; ", end="")
-    print(f"sandboxes {last.sandbox_mb / held:.1f} MB each, ", end="")
+    print(f"sandboxes {sandboxes_mb / held:.1f} MB each, ", end="")
     print(f"workers {last.worker_mb:.0f} MB in all, driver {last.driver_mb:.0f} MB")
     print(f"a worker has {last.worker_files} descriptors open; while all wait, in CPU seconds a second: ", end="")
     print(f"workers {(last.worker_cpu_s - first.worker_cpu_s) / span:.2f}, ", end="")

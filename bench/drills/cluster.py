@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench import thin_agent
 from bench.drills.ground import (
     Driver,
     Leftovers,
@@ -34,9 +35,11 @@ from bench.drills.ground import (
 from rollyard.testing.ray_cluster import RayCluster
 
 LEASE_S = 6.0
+NODES = 3
+PARALLEL = max(12, 3 * (os.cpu_count() or 1))  # rollouts at a time
 CONFIG = """
 tasks = "{tasks}"
-agents = ["shell-agent"]
+agents = ["{agent}"]
 attempts = {attempts}
 parallel = {parallel}
 retries = 20
@@ -46,7 +49,7 @@ model = "drill"
 policy = "upstream:{url}"
 [limits]
 boot = 60.0
-agent = {agent}
+agent = {limit}
 verify = 60.0
 """
 
@@ -76,27 +79,45 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 class Ground:
     """Everything one drill may break. Made once and mended between drills."""
 
-    def __init__(self, size: int, seed: int, fault_s: float, host: str = "127.0.0.1") -> None:
-        self.size, self.seed, self.fault_s, self.host = size, seed, fault_s, host
+    def __init__(
+        self,
+        size: int,
+        seed: int,
+        fault_s: float,
+        host: str = "127.0.0.1",
+        *,
+        nodes: int = NODES,
+        disk_mb: int | None = 400,
+    ) -> None:
+        self.size, self.seed, self.fault_s, self.host, self.count = size, seed, fault_s, host, nodes
         self.place = Path(tempfile.mkdtemp(prefix="ry-drill-"))
         self.home = str(self.place / "home")
         Path(self.home).mkdir()
-        self.postgres = PostgresServer(host, disk_mb=400 if os.geteuid() == 0 else None)
+        self.postgres = PostgresServer(host, disk_mb=disk_mb if os.geteuid() == 0 else None)
         self.upstream = Upstream(host)
-        self.cluster = RayCluster(3, env={"ROLLYARD_HOME": self.home}, ip=None if host.startswith("127.") else host)
+        ip = None if host.startswith("127.") else host
+        self.cluster = RayCluster(nodes, env={"ROLLYARD_HOME": self.home}, ip=ip)
         self.chance = random.Random(seed)
 
-    def config(self, agent_s: float) -> Path:
-        attempts = 10
+    def config(self, agent_s: float, *, thin: bool = False, parallel: int = PARALLEL) -> Path:
+        """A `thin` agent asks once and does nothing; else it is the shell agent, which writes a file."""
+        attempts, check = 10, "true" if thin else "grep -q hello out.txt"
+        agent = str(thin_agent.write(self.place)) if thin else "shell-agent"
         rows = [
-            msgspec.json.encode({"id": f"t{n}", "instruction": "write hello", "verify": ["grep -q hello out.txt"]})
+            msgspec.json.encode({"id": f"t{n}", "instruction": "write hello", "verify": [check]})
             for n in range(max(1, self.size // attempts))
         ]
         tasks = self.place / "tasks.jsonl"
         tasks.write_bytes(b"\n".join(rows) + b"\n")
         config = self.place / "run.toml"
         text = CONFIG.format(
-            tasks=tasks, attempts=attempts, parallel=12, lease=LEASE_S, url=self.upstream.url, agent=agent_s
+            tasks=tasks,
+            agent=agent,
+            attempts=attempts,
+            parallel=parallel,
+            lease=LEASE_S,
+            url=self.upstream.url,
+            limit=agent_s,
         )
         config.write_text(text)
         return config
@@ -112,16 +133,16 @@ class Ground:
         return found
 
     def mend(self) -> None:
-        """Three nodes, a running database, a healthy model server."""
+        """All nodes, a running database, a healthy model server."""
         self.upstream.fault("none")
         self.postgres.drain()
         if not self.postgres.running():
             self.postgres.start()
         alive = [node for node in self.cluster.nodes if node.process.poll() is None]
-        for _ in range(3 - len(alive)):
+        for _ in range(self.count - len(alive)):
             self.cluster.add()
         self.cluster.nodes = [node for node in self.cluster.nodes if node.process.poll() is None]
-        self.cluster.wait(3)
+        self.cluster.wait(self.count)
 
     def close(self) -> None:
         self.cluster.close()
@@ -284,7 +305,7 @@ async def drill(ground: Ground, name: str, fault: Fault, limit_s: float) -> Resu
         injected = await fault(ground, process)
         code = await asyncio.to_thread(process.wait, limit_s)
         if code not in (0, 1):
-            problem = f"the driver ended with {code}: {process.lines[-1:]} {process.process.stdout.read()[-300:]}"
+            problem = f"the driver ended with {code}: {[*process.lines][-1:]} {process.process.stdout.read()[-300:]}"
     except (RuntimeError, TimeoutError, OSError) as error:
         problem = f"{type(error).__name__}: {error}; {await doing(ground.postgres.url, process.run_id)}"
     finally:

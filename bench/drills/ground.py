@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import deque
 from pathlib import Path
 
 import asyncpg
@@ -50,7 +51,7 @@ class Driver:
     def __init__(self, store: str, config: Path, address: str | None, home: str) -> None:
         self.store, self.config, self.address, self.home = store, config, address, home
         self.run_id = ""
-        self.lines: list[str] = []
+        self.lines: deque[str] = deque(maxlen=200)  # the last that it said
         self.resumed_s: list[float] = []  # from the start of each that came back until it knew its run
         self.start([str(config)])
 
@@ -66,7 +67,7 @@ class Driver:
                 self.run_id = line.split()[1].rstrip(":")
                 break
         else:
-            raise RuntimeError(f"the driver ended at once: {''.join(self.lines[-5:])}{self.process.stdout.read()}")
+            raise RuntimeError(f"the driver ended at once: {''.join([*self.lines][-5:])}{self.process.stdout.read()}")
         os.set_blocking(self.process.stderr.fileno(), False)
 
     def drain(self) -> None:
@@ -76,6 +77,10 @@ class Driver:
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
         self.process.wait(30)
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does: what is under way ends, and its attempts stay owed."""
+        self.process.send_signal(signal.SIGINT)
 
     def resume(self) -> None:
         began = time.monotonic()
@@ -88,7 +93,7 @@ class Driver:
             self.drain()
             if time.monotonic() > end:
                 self.process.send_signal(signal.SIGINT)
-                raise TimeoutError(f"the run did not end in {limit_s:.0f} s: {self.lines[-4:]}")
+                raise TimeoutError(f"the run did not end in {limit_s:.0f} s: {[*self.lines][-4:]}")
             time.sleep(0.1)
         return self.process.returncode
 
@@ -121,7 +126,8 @@ TWICE = (
 STRANGE = "SELECT count(*) FROM rollouts WHERE run_id = $1 AND boundary <> 'agent' AND reward IS NOT NULL"
 # a takeover notes the time before it waits for a call that is being kept at that moment: hence the second
 LATE = "SELECT count(*) FROM calls c JOIN sessions s USING (rollout_id) JOIN attempts a ON a.id = s.attempt_id "
-LATE += "WHERE a.run_id = $1 AND s.fence < a.fence AND c.received_at > s.closed_at + 1"
+LATE += "WHERE a.run_id = $1 AND s.fence < a.fence AND c.received_at > s.closed_at + 1 "
+LATE += "AND c.received_at < extract(epoch FROM now()) + 60"  # a worker whose clock is ahead dates its calls so
 OPEN = (
     "SELECT count(*) FROM sessions s JOIN attempts a ON a.id = s.attempt_id WHERE a.run_id = $1 AND s.closed_at IS NULL"
 )
@@ -137,6 +143,7 @@ COUNTS = {
     "open_sessions": OPEN,
     "unscored": "SELECT count(*) FROM rollouts WHERE run_id = $1 AND reward IS NULL",
     "leases": "SELECT count(*) FROM attempts WHERE run_id = $1 AND state = 'leased'",
+    "owed": "SELECT count(*) FROM attempts WHERE run_id = $1 AND state = 'owed'",
 }
 
 

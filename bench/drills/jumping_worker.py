@@ -1,7 +1,7 @@
-"""A worker of an existing run whose clock jumps: `python -m bench.drills.jumping_worker STORE RUN SECONDS`.
+"""A worker of an existing run on a machine whose clock jumps: `python -m bench.drills.jumping_worker STORE RUN SECONDS`.
 
-Its store is opened with a clock of its own, never the machine's. After a few claims that clock goes ahead, and in this
-worker's eyes every lease of the others has run out.
+Only this process sees that time: what asks for it is given another answer before anything else is imported. By its clock every
+lease of the others has run out.
 """
 
 from __future__ import annotations
@@ -10,30 +10,26 @@ import asyncio
 import sys
 import time
 
-from rollyard.runs.run.assignment import Assignment, select_tasks
-from rollyard.runs.run.config import convert
-from rollyard.runs.run.distant_worker import NodeAssignment, work_here
-from rollyard.runs.run.shipping import Parcels
-from rollyard.store import Store
-from rollyard.tasks.taskset import Taskset
-
 JUMP_AFTER_S = 2.0
+_real, _ahead = time.time, float(sys.argv.pop())
+_jump_at = _real() + JUMP_AFTER_S
+time.time = lambda: _real() + (_ahead if _real() > _jump_at else 0.0)
+
+from rollyard import agents  # noqa: E402 - the clock comes first
+from rollyard.runs.run.assignment import Assignment, select_tasks  # noqa: E402
+from rollyard.runs.run.config import convert  # noqa: E402
+from rollyard.runs.run.distant_worker import NodeAssignment, work_here  # noqa: E402
+from rollyard.runs.run.shipping import Parcels  # noqa: E402
+from rollyard.store import Store  # noqa: E402
+from rollyard.tasks.taskset import Taskset  # noqa: E402
 
 
-async def main(url: str, run_id: str, seconds: float) -> None:
-    from rollyard import agents
-
+async def main(url: str, run_id: str) -> None:
     async with Store.open(url) as store:
         config = convert((await store.get_run(run_id)).config, run_id)
     tasks = {task.id: task for task in select_tasks(Taskset.load(config.tasks), config)}
     work = Assignment(run_id=run_id, config=config, tasks=tasks, agents={a: agents.get(a) for a in config.agents})
-    jump_at = time.time() + JUMP_AFTER_S
-
-    def clock() -> float:
-        now = time.time()
-        return now + seconds if now > jump_at else now
-
-    await work_here(NodeAssignment(work=work, store=url, slots=4, parcels=Parcels()), clock=clock)
+    await work_here(NodeAssignment(work=work, store=url, slots=4, parcels=Parcels()))
 
 
-asyncio.run(main(sys.argv[1], sys.argv[2], float(sys.argv[3])))
+asyncio.run(main(sys.argv[1], sys.argv[2]))

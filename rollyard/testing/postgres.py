@@ -1,13 +1,14 @@
 """A throw-away PostgreSQL server, for tests, drills and examples: stopped, frozen and filled up at will, and gone afterwards.
 
-It comes from the Debian packages and lies in a temporary directory. `disk_mb` puts its data on a small file system of its own
-(root only), which `fill` fills to the last block.
+Its programs are those on the PATH (`initdb` and the others), else those of Debian's packages. It lies in a temporary directory;
+`disk_mb` puts its data on a small file system of its own (root only), which `fill` fills to the last block.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -17,6 +18,8 @@ from typing import Any
 
 from rollyard.core.errors import ConfigError
 
+CONNECTIONS = 400  # a worker takes up to 16, and a drill may have many workers
+_PROGRAMS = ("initdb", "pg_ctl", "postgres", "createdb")
 _STEP_S = 120.0
 
 
@@ -24,10 +27,7 @@ class PostgresServer:
     """`url` is an empty database named `drill` on it. Without `durable` the server waits for no disk, which is faster."""
 
     def __init__(self, host: str = "127.0.0.1", disk_mb: int | None = None, *, durable: bool = True) -> None:
-        found = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
-        if not found:
-            raise ConfigError("no PostgreSQL server is installed", hint="apt-get install postgresql")
-        self._bin = found[-1]
+        self._bin = _find_programs()
         self._durable = durable
         self.home = Path(tempfile.mkdtemp(prefix="ry-pg-"))
         self._data = self.home / "data"
@@ -36,8 +36,9 @@ class PostgresServer:
             subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={disk_mb}m", "none", str(self.home)], check=True)
         self._who: dict[str, Any] = {}
         if os.geteuid() == 0:  # the server refuses to run as root
-            self._who = {"user": "postgres", "group": "postgres", "extra_groups": []}
-            shutil.chown(self.home, "postgres")
+            user = _find_user()
+            self._who = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+            os.chown(self.home, user.pw_uid, user.pw_gid)
         self.host, self.port = host, free_port(host)
         self._run("initdb", "-D", str(self._data), "-A", "trust", "-U", "ry", "-N", "-E", "UTF8")
         with (self._data / "pg_hba.conf").open("a") as rules:
@@ -47,7 +48,7 @@ class PostgresServer:
         self.url = f"postgresql://ry@{host}:{self.port}/drill"
 
     def start(self) -> None:
-        options = f"-k {self.home} -p {self.port} -c listen_addresses={self.host} -c max_connections=100 "
+        options = f"-k {self.home} -p {self.port} -c listen_addresses={self.host} -c max_connections={CONNECTIONS} "
         options += "-c shared_buffers=32MB -c max_wal_size=64MB -c min_wal_size=32MB"
         if not self._durable:
             options += " -c fsync=off"
@@ -91,6 +92,22 @@ class PostgresServer:
     def _run(self, program: str, *args: str, check: bool = True) -> int:
         quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": "/", **self._who}
         return subprocess.run([str(self._bin / program), *args], check=check, timeout=_STEP_S, **quiet).returncode
+
+
+def _find_programs() -> Path:
+    debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name), reverse=True)
+    on_path = shutil.which("initdb")
+    for folder in ([Path(on_path).resolve().parent] if on_path is not None else []) + debian:
+        if all((folder / program).exists() for program in _PROGRAMS):
+            return folder
+    raise ConfigError("no PostgreSQL server is installed", hint="apt-get install postgresql, or put initdb on the PATH")
+
+
+def _find_user() -> pwd.struct_passwd:
+    try:
+        return pwd.getpwnam("postgres")
+    except KeyError:  # programs that came without a package, and so without its user
+        return pwd.getpwnam("nobody")
 
 
 def free_port(host: str = "127.0.0.1") -> int:

@@ -33,6 +33,7 @@ from rollyard.testing.postgres import free_port
 OBJECTS_BYTES = 80 << 20
 MOST_GROWN, IDLE_S = 3, 3.0
 START_S = 300.0
+_AT_ONCE = max(1, (os.cpu_count() or 1) // 3)
 _MARK = "ROLLYARD_RAY_NODE"
 _HEAD_KIND = "ray.head.default"  # as Ray's provider calls it
 # its own nodes are on the loopback, and it looks every second
@@ -145,9 +146,12 @@ class RayCluster:
     def __enter__(self) -> Self:
         self.place = Path(tempfile.mkdtemp(prefix="ry-ray-", dir="/tmp"))
         try:
-            for number in range(self.count):  # one after the other: together they would starve each other of CPU
-                self.add()
-                self.wait(number + 1)
+            while (
+                len(self.nodes) < self.count
+            ):  # the head, then few at a time: together they would starve each other of CPU
+                for _ in range(min(_AT_ONCE, self.count - len(self.nodes)) if self.nodes else 1):
+                    self.add()
+                self.wait(len(self.nodes))
         except BaseException:  # Ctrl-C too: nodes that were started are stopped
             self.close()
             raise

@@ -7,7 +7,7 @@ passes through the driver, which may be gone. It ends by itself when the run owe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 import msgspec
@@ -18,6 +18,7 @@ from rollyard.gate import Gate
 from rollyard.runs.rollout.open_backend import open_named
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.run.assignment import Assignment
+from rollyard.runs.run.descriptors import raise_descriptor_limit
 from rollyard.runs.run.policies import open_policies
 from rollyard.runs.run.shipping import Parcels, unpack_work
 from rollyard.runs.run.worker import Worker, WorkerResources
@@ -64,10 +65,11 @@ async def work_to_the_end(posting: NodeAssignment) -> WorkerEnd:
     return ended
 
 
-async def work_here(posting: NodeAssignment, clock: Callable[[], float] | None = None) -> None:
-    """Until the run owes nothing. `clock` is the store's."""
+async def work_here(posting: NodeAssignment) -> None:
+    """Until the run owes nothing."""
+    raise_descriptor_limit()
     async with AsyncExitStack() as stack:
-        store = await stack.enter_async_context(Store.open(posting.store, wait_s=STORE_S, clock=clock))
+        store = await stack.enter_async_context(Store.open(posting.store, wait_s=STORE_S))
         backend = await stack.enter_async_context(open_named(posting.work.config.sandbox, posting.work.config))
         provision = Provision.of(backend)
         work = await unpack_work(posting.work, posting.parcels, store, provision.images)

@@ -23,6 +23,7 @@ from rollyard.runs.report.price_list import list_prices
 from rollyard.runs.report.report import Report, report
 from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.config import RunConfig, convert
+from rollyard.runs.run.descriptors import raise_descriptor_limit
 from rollyard.runs.run.executor import Executor, Local
 from rollyard.runs.run.policies import check_policies, open_policies
 from rollyard.runs.run.run import Run
@@ -41,6 +42,7 @@ async def drive(
     executor: Executor | None = None,
 ) -> Report:
     """Run `config` (or what is left of the run `resume`) to its end and report. Ctrl-C cancels cleanly; attempts stay owed."""
+    raise_descriptor_limit()
     if config is not None:
         check_policies(config)
     async with Store.open(store, create=resume is None) as kept:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -113,34 +114,51 @@ def _measure(root: Path) -> DiskUse:
 
 def _measure_box(box: LocalSandbox) -> DiskUse:
     named = tree_pipe.usage(str(box.written))
-    nameless = _nameless_files(box.info.pid) if box.info.level in NAMESPACED and box.info.pid else DiskUse(0, 0)
+    nameless = _nameless_files(_find_processes(box)) if box.info.level in NAMESPACED else DiskUse(0, 0)
     return DiskUse(named.bytes + nameless.bytes, named.inodes + nameless.inodes)
 
 
-def _nameless_files(first: int) -> DiskUse:
-    """Files and directories without a name that a process of the sandbox holds open or mapped. `first` is its first process."""
+def _find_processes(box: LocalSandbox) -> list[str]:
+    """Of one sandbox: those in its control group; where it has none, those in the namespace of its first process, for which all
+    of the machine's are looked at."""
+    if box.group.dirs:
+        groups = (Path(folder) for folder, _, _ in os.walk(box.group.dirs[0]))
+        return [pid for group in groups for pid in _read_processes(group)]
     try:
-        namespace = Path(f"/proc/{first}/ns/pid").readlink()
+        namespace = Path(f"/proc/{box.info.pid}/ns/pid").readlink()
     except OSError:
-        return DiskUse(0, 0)
+        return []
+    return [pid for pid in filter(str.isdigit, os.listdir("/proc")) if _is_in(pid, namespace)]
+
+
+def _read_processes(group: Path) -> list[str]:
+    try:
+        return (group / "cgroup.procs").read_text().split()
+    except OSError:  # it ended meanwhile
+        return []
+
+
+def _is_in(pid: str, namespace: Path) -> bool:
+    try:
+        return Path(f"/proc/{pid}/ns/pid").readlink() == namespace
+    except OSError:
+        return False
+
+
+def _nameless_files(pids: Iterable[str]) -> DiskUse:
+    """Files and directories without a name that one of these processes holds open or mapped."""
     found: dict[tuple[int, int], int] = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        for link in _list_open_files(pid, namespace):
-            with contextlib.suppress(OSError):
-                status = Path(link).stat()
-                kind = stat.S_IFMT(status.st_mode)
-                if status.st_nlink == 0 and kind in (stat.S_IFREG, stat.S_IFDIR):
-                    found[status.st_dev, status.st_ino] = status.st_blocks * 512
+    for link in (link for pid in pids for link in _list_open_files(pid)):
+        with contextlib.suppress(OSError):
+            status = Path(link).stat()
+            if status.st_nlink == 0 and stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFDIR):
+                found[status.st_dev, status.st_ino] = status.st_blocks * 512
     return DiskUse(sum(found.values()), len(found))
 
 
-def _list_open_files(pid: str, namespace: Path) -> list[str]:
-    links: list[str] = []
-    with contextlib.suppress(OSError):
-        if Path(f"/proc/{pid}/ns/pid").readlink() != namespace:
-            return []
-        links = [f"/proc/{pid}/cwd"]
-        for place in ("fd", "map_files"):
-            with contextlib.suppress(OSError):
-                links += [f"/proc/{pid}/{place}/{name}" for name in os.listdir(f"/proc/{pid}/{place}")]
+def _list_open_files(pid: str) -> list[str]:
+    links = [f"/proc/{pid}/cwd"]
+    for place in ("fd", "map_files"):
+        with contextlib.suppress(OSError):
+            links += [f"/proc/{pid}/{place}/{name}" for name in os.listdir(f"/proc/{pid}/{place}")]
     return links

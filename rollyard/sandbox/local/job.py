@@ -83,22 +83,24 @@ class LocalJob:
             os.close(fd)
 
     async def stream(self, offset: int = 0, *, stderr: bool = False) -> AsyncIterator[tuple[int, bytes]]:
-        """Chunks as they come, each with the offset after it: where to resume. Ends when the program has."""
-        name, pause = ("err" if stderr else "out"), 0.005
+        """Chunks as they come, each with the offset after it: where to resume. Ends when the program has. A silent one is looked
+        at more and more rarely, since thousands may wait: a chunk is late by a tenth of the silence, at most by a second."""
+        name, pause, silent = ("err" if stderr else "out"), 0.005, 0.0
         ended = asyncio.ensure_future(self._wait_end())
         try:
             while True:
                 over = ended.done()
                 if data := self._read(name, offset, _CHUNK):
                     offset += len(data)
-                    pause = 0.005
+                    pause, silent = 0.005, 0.0
                     yield offset, data
                 elif over:
                     ended.result()
                     return
                 else:
                     await asyncio.wait([ended], timeout=pause)
-                    pause = min(pause * 1.5, 0.1)
+                    silent += pause
+                    pause = min(pause * 1.5, max(0.1, silent / 10), 1.0)
         finally:
             ended.cancel()
 

@@ -1,0 +1,154 @@
+"""A run of 100,000 attempts of which 99,000 are done: `python -m bench.large_run [--attempts N] [--owed M] [--only KIND]`.
+
+Ten attempts are done as always; their rows are then multiplied inside the database, under ids and numbers of their own. Then
+`rollyard run --resume` does what is owed: how long it takes until it knows its run, until its first rollout and until it has
+reported, and what its process holds meanwhile. SQLite, and a throw-away PostgreSQL that waits for no disk. The agent is one bash.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import resource
+import sqlite3
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import asyncpg
+
+from bench import thin_agent
+from bench.drills.ground import ROLLYARD, PostgresServer, Upstream
+from bench.figures import note
+
+MODELS = 10
+CONFIG = """
+tasks = "{folder}/tasks.jsonl"
+agents = ["{agent}"]
+attempts = {models}
+parallel = 4
+model = "drill"
+[policies]
+policy = "upstream:{url}"
+"""
+# what is multiplied: the columns that a copy has its own of, with {n} for the number of the copy
+COPIED = {
+    "attempts": {
+        "id": "id || '-' || {n}",
+        "number": "number + {models} * {n}",
+        "position": "position + {models} * {n}",
+        "state": "CASE WHEN {models} * {n} + number < {done} THEN 'done' ELSE 'owed' END",
+        "tries": "CASE WHEN {models} * {n} + number < {done} THEN tries ELSE 0 END",
+        "fence": "CASE WHEN {models} * {n} + number < {done} THEN fence ELSE 0 END",
+        "rollout_id": "CASE WHEN {models} * {n} + number < {done} THEN rollout_id || '-' || {n} END",
+    },
+    "rollouts": {"id": "id || '-' || {n}", "attempt": "attempt + {models} * {n}"},
+    "events": {"seq": None, "rollout_id": "rollout_id || '-' || {n}"},
+}
+
+
+def copying(table: str, columns: list[str], copies: int, done: int, numbers: str) -> str:
+    own = {name: text for name, text in COPIED[table].items() if text is not None}
+    kept = [name for name in columns if name not in COPIED[table] or name in own]
+    values = [own.get(name, name).format(n="copy.n", models=MODELS, done=done) for name in kept]
+    whole = "" if table == "attempts" else f" WHERE copy.n < {done // MODELS}"
+    return (
+        f"INSERT INTO {table} ({', '.join(kept)}) SELECT {', '.join(values)} FROM {table} CROSS JOIN {numbers}{whole}"
+    )
+
+
+def multiply_sqlite(path: Path, copies: int, done: int) -> None:
+    numbers = (
+        f"(WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c WHERE n < {copies - 1}) SELECT n FROM c) copy"
+    )
+    with sqlite3.connect(path) as connection:
+        for table in COPIED:
+            columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
+            connection.execute(copying(table, columns, copies, done, numbers))
+
+
+async def multiply_postgres(url: str, copies: int, done: int) -> None:
+    connection = await asyncpg.connect(url)
+    for table in COPIED:
+        asked = "SELECT column_name FROM information_schema.columns WHERE table_name = $1"
+        columns = [row["column_name"] for row in await connection.fetch(asked, table)]
+        await connection.execute(copying(table, columns, copies, done, f"generate_series(1, {copies - 1}) AS copy(n)"))
+    await connection.execute("VACUUM ANALYZE")
+    await connection.close()
+
+
+def command(*what: str, store: str) -> list[str]:
+    return [str(ROLLYARD), "run", *what, "--store", store, "--display", "plain"]
+
+
+def begin(store: str, config: Path, env: dict[str, str]) -> str:
+    done = subprocess.run(command(str(config), store=store), env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:] + done.stdout[-500:])
+    return next(line.split()[1].rstrip(":") for line in done.stderr.splitlines() if line.startswith("run run_"))
+
+
+def resume(kind: str, store: str, run_id: str, owed: int, env: dict[str, str]) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    began = time.monotonic()
+    lines = 0
+    with subprocess.Popen(
+        command("--resume", run_id, store=store), env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as process:
+        for line in process.stderr:
+            if line.startswith("run run_"):
+                note(f"s, {kind}: until a resumed run is known", time.monotonic() - began, 10.0)
+            elif run_id not in line:
+                lines += 1
+                if lines == 1:
+                    note(f"s, {kind}: until its first rollout", time.monotonic() - began, 15.0)
+                last = time.monotonic()
+    note(f"s, {kind}: from its last rollout to its end", time.monotonic() - last, 10.0)
+    print(f"{kind}: {owed} attempts and the report in {time.monotonic() - began:.0f} s, exit {process.returncode}")
+    peak = max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+    note(f"MB, {kind}: most that its process held", peak / 1024, 300.0)
+    for name, asked in {"list": ("list",), "list of the run": ("list", run_id), "show": ("show", run_id)}.items():
+        began = time.monotonic()
+        subprocess.run([str(ROLLYARD), *asked, "--store", store], env=env, stdout=subprocess.DEVNULL, check=True)
+        note(f"s, {kind}: rollyard {name}", time.monotonic() - began, 5.0)
+
+
+async def measure(kind: str, folder: Path, asked: argparse.Namespace) -> None:
+    upstream = Upstream()
+    server = PostgresServer(durable=False) if kind == "postgresql" else None
+    try:
+        (folder / "tasks.jsonl").write_text('{"id": "t", "instruction": "hello", "verify": ["true"]}\n')
+        config = folder / "run.toml"
+        agent = thin_agent.write(folder)
+        config.write_text(CONFIG.format(folder=folder, agent=agent, models=MODELS, url=upstream.url))
+        (folder / "home").mkdir(exist_ok=True)
+        env = {**os.environ, "ROLLYARD_HOME": str(folder / "home")}
+        store = server.url if server else str(folder / "large.db")
+        run_id = await asyncio.to_thread(begin, store, config, env)
+        copies, done = asked.attempts // MODELS, asked.attempts - asked.owed
+        if server:
+            await multiply_postgres(server.url, copies, done)
+        else:
+            await asyncio.to_thread(multiply_sqlite, folder / "large.db", copies, done)
+        await asyncio.to_thread(resume, kind, store, run_id, asked.owed, env)
+    finally:
+        upstream.close()
+        if server:
+            server.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--attempts", type=int, default=100_000)
+    parser.add_argument("--owed", type=int, default=1000)
+    parser.add_argument("--only", choices=("sqlite", "postgresql"))
+    asked = parser.parse_args()
+    for kind in (asked.only,) if asked.only else ("sqlite", "postgresql"):
+        with tempfile.TemporaryDirectory(prefix="ry-large-run-") as folder:
+            asyncio.run(measure(kind, Path(folder), asked))
+
+
+if __name__ == "__main__":
+    main()
