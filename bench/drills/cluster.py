@@ -64,6 +64,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     causes: dict[str, int] = {}
     size: int = 0
     seed: int = 0
+    cores: int = 0
+    load: float = 0.0  # of the machine when it ended
 
     @property
     def ok(self) -> bool:
@@ -74,6 +76,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
             and not any(self.counts.get(n) for n in wrong)
             and not any(self.left.values())
         )
+
+
+def machine() -> dict[str, float]:
+    return {"cores": os.cpu_count() or 0, "load": round(os.getloadavg()[0], 1)}
 
 
 class Ground:
@@ -326,4 +332,5 @@ async def drill(ground: Ground, name: str, fault: Fault, limit_s: float) -> Resu
         causes=why,
         size=ground.size,
         seed=ground.seed,
+        **machine(),
     )
