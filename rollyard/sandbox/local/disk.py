@@ -29,7 +29,9 @@ _NOTICEABLE = 2**20
 _NOTICEABLE_INODES = 512
 _BYTES_PER_INODE = 4096
 _LEAST_MB = 4096
-_EACH_S = 0.005  # between two countings, for each sandbox: counting one takes about a millisecond, also with hundreds of them
+_EACH_S = (
+    0.005  # between two countings, for each sandbox: counting one takes about a millisecond, also with hundreds of them
+)
 
 
 class LocalDiskWatch:
