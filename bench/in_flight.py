@@ -114,6 +114,29 @@ async def until_held(upstream: Upstream, driver: Driver, count: int, limit_s: fl
         await asyncio.sleep(0.5)
 
 
+def report(
+    asked: argparse.Namespace, held: int, ready_s: float, before: float, first: Look, last: Look, sandboxes_mb: float
+) -> None:
+    span = last.at - first.at
+    print(f"{held} of {asked.count} rollouts in flight on {asked.nodes} nodes after {ready_s:.0f} s")
+    print(f"memory: {(before - last.available_mb) / held:.1f} MB of the machine per rollout; ", end="")
+    print(f"sandboxes {sandboxes_mb / held:.1f} MB each, ", end="")
+    print(f"workers {last.worker_mb:.0f} MB in all, driver {last.driver_mb:.0f} MB")
+    print(f"a worker has {last.worker_files} descriptors open; while all wait, in CPU seconds a second: ", end="")
+    print(f"workers {(last.worker_cpu_s - first.worker_cpu_s) / span:.2f}, ", end="")
+    print(f"driver {(last.driver_cpu_s - first.driver_cpu_s) / span:.3f}, ", end="")
+    print(f"database {(last.database_cpu_s - first.database_cpu_s) / span:.3f}", flush=True)
+
+
+async def drain(driver: Driver, postgres: PostgresServer, limit_s: float) -> tuple[int | None, dict[str, int]]:
+    """How the driver ended, None when it had to be stopped, and what the store has then."""
+    try:
+        code = await asyncio.to_thread(driver.wait, limit_s)
+    except TimeoutError:
+        code = None
+    return code, await account(postgres.url, driver.run_id)
+
+
 async def measure(folder: Path, asked: argparse.Namespace) -> bool:
     home, upstream, postgres = folder / "home", Upstream(), PostgresServer()
     driver: Driver | None = None
@@ -134,26 +157,20 @@ async def measure(folder: Path, asked: argparse.Namespace) -> bool:
             await asyncio.sleep(asked.answer_s)
             last = look(driver, workers, postgres)
             sandboxes_mb = await asyncio.to_thread(_sandboxes_mb, str(home))
+            report(asked, held, ready_s, before, first, last, sandboxes_mb)
             upstream.fault("none")
             began = time.monotonic()
-            code = await asyncio.to_thread(driver.wait, asked.start_s)
-            drain_s = time.monotonic() - began
-            counts = await account(postgres.url, driver.run_id)
+            code, counts = await drain(driver, postgres, asked.start_s)
+            print(
+                f"answered at once, {counts['committed']} were committed {time.monotonic() - began:.0f} s later; ",
+                end="",
+            )
+            print(f"the driver ended with {code}: {counts}")
     finally:
         if driver is not None and driver.process.poll() is None:
             driver.kill()
         upstream.close()
         postgres.close()
-    span = last.at - first.at
-    print(f"{held} of {asked.count} rollouts in flight on {asked.nodes} nodes after {ready_s:.0f} s")
-    print(f"memory: {(before - last.available_mb) / held:.1f} MB of the machine per rollout; ", end="")
-    print(f"sandboxes {sandboxes_mb / held:.1f} MB each, ", end="")
-    print(f"workers {last.worker_mb:.0f} MB in all, driver {last.driver_mb:.0f} MB")
-    print(f"a worker has {last.worker_files} descriptors open; while all wait, in CPU seconds a second: ", end="")
-    print(f"workers {(last.worker_cpu_s - first.worker_cpu_s) / span:.2f}, ", end="")
-    print(f"driver {(last.driver_cpu_s - first.driver_cpu_s) / span:.3f}, ", end="")
-    print(f"database {(last.database_cpu_s - first.database_cpu_s) / span:.3f}")
-    print(f"answered at once they were all committed {drain_s:.0f} s later; the driver ended with {code}: {counts}")
     return held == asked.count and code == 0 and not any(counts[name] for name in WRONG)
 
 

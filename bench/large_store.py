@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import asyncpg
 import uvloop
@@ -242,14 +242,14 @@ async def remove(store: Store, kind: str) -> None:
     note(f"MB, {kind}: growth in a sweep", memory.grown_mb, 200.0)
 
 
-async def examine(where: str, kind: str, folder: Path, count: int) -> None:
+async def examine(where: str, kind: str, folder: Path, count: int, format: Literal["parquet", "samples"]) -> None:
     async with Store.open(where) as store:
         await ask(store, kind, count)
         began = time.perf_counter()
-        await export(store, "run_016", folder / "warm.parquet")
+        await export(store, "run_016", folder / "warm", format=format)
         async with Memory() as memory:
             began = time.perf_counter()
-            done = await export(store, BIG, folder / f"{kind}.parquet")
+            done = await export(store, BIG, folder / kind, format=format)
         took = time.perf_counter() - began
         print(f"{kind}: {done.rollouts} rollouts, {done.rollouts * CALLS} calls exported in {took:.0f} s", flush=True)
         note(f"ms, {kind}: exported rollout", took / max(1, done.rollouts) * 1e3)
@@ -261,6 +261,7 @@ async def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=100_000)
     parser.add_argument("--only", choices=("sqlite", "postgresql"))
+    parser.add_argument("--format", choices=("parquet", "samples"), default="parquet", help="of the export")
     options = parser.parse_args(argv)
     copies = options.rollouts // MODELS
     with tempfile.TemporaryDirectory(prefix="ry-bench-") as text:
@@ -279,7 +280,7 @@ async def main(argv: list[str] | None = None) -> None:
             pages = paths(BIG, long, options.rollouts // 2, CALLS)
             del pages["raw call"]  # there is none of that name
             await asyncio.to_thread(measure, where, pages, 1, ", large store")
-            await examine(str(where), "sqlite", folder, options.rollouts)
+            await examine(str(where), "sqlite", folder, options.rollouts, options.format)
             where.unlink()
         if options.only != "sqlite":
             server = PostgresServer(durable=False)
@@ -289,7 +290,7 @@ async def main(argv: list[str] | None = None) -> None:
                 began = time.perf_counter()
                 await fill_postgres(server.url, source, copies)
                 print(f"postgresql: filled in {time.perf_counter() - began:.0f} s", flush=True)
-                await examine(server.url, "postgresql", folder, options.rollouts)
+                await examine(server.url, "postgresql", folder, options.rollouts, options.format)
             finally:
                 server.close()
 

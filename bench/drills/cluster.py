@@ -25,6 +25,7 @@ from bench.drills.ground import (
     Driver,
     Leftovers,
     PostgresServer,
+    Starvation,
     Upstream,
     account,
     causes,
@@ -64,6 +65,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     causes: dict[str, int] = {}
     size: int = 0
     seed: int = 0
+    cores: int = 0
+    load: float = 0.0  # of the machine when it ended
 
     @property
     def ok(self) -> bool:
@@ -74,6 +77,10 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
             and not any(self.counts.get(n) for n in wrong)
             and not any(self.left.values())
         )
+
+
+def machine() -> dict[str, float]:
+    return {"cores": os.cpu_count() or 0, "load": round(os.getloadavg()[0], 1)}
 
 
 class Ground:
@@ -298,7 +305,7 @@ async def drill(ground: Ground, name: str, fault: Fault, limit_s: float) -> Resu
     began = time.monotonic()
     agent_s = 20.0 if name == "upstream_hang" else 120.0
     process = Driver(ground.postgres.url, ground.config(agent_s), ground.cluster.address, ground.home)
-    problem, injected = "", 0
+    problem, injected, starvation = "", 0, Starvation()
     try:
         share = ground.chance.uniform(0.1, 0.3)
         await wait_for(ground.postgres.url, process.run_id, int(ground.size * share))
@@ -307,7 +314,8 @@ async def drill(ground: Ground, name: str, fault: Fault, limit_s: float) -> Resu
         if code not in (0, 1):
             problem = f"the driver ended with {code}: {[*process.lines][-1:]} {process.process.stdout.read()[-300:]}"
     except (RuntimeError, TimeoutError, OSError) as error:
-        problem = f"{type(error).__name__}: {error}; {await doing(ground.postgres.url, process.run_id)}"
+        told = await doing(ground.postgres.url, process.run_id)
+        problem = f"{type(error).__name__}: {error}; {told}; {starvation.tell(ground.workers())}"
     finally:
         if process.process.poll() is None:
             process.kill()
@@ -326,4 +334,5 @@ async def drill(ground: Ground, name: str, fault: Fault, limit_s: float) -> Resu
         causes=why,
         size=ground.size,
         seed=ground.seed,
+        **machine(),
     )

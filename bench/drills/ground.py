@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.request
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 
 import asyncpg
@@ -60,7 +61,10 @@ class Driver:
         if self.address is not None:
             command += ["--executor", "ray", "--ray-address", self.address]
         env = {**os.environ, "ROLLYARD_HOME": self.home, "RAY_USAGE_STATS_ENABLED": "0"}
+        # in the background of a shell SIGINT is ignored, and what is ignored would be ignored there too
+        heard = signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        signal.signal(signal.SIGINT, heard)
         for line in self.process.stderr:
             self.lines.append(line)
             if line.startswith("run run_"):
@@ -170,6 +174,23 @@ async def doing(url: str, run_id: str) -> dict[str, int]:
         return {str(row["what"]): row["n"] for row in await connection.fetch(DOING, run_id)}
     finally:
         await connection.close(timeout=5)
+
+
+class Starvation:
+    """Whether processes stood in line for a processor: on a busy machine a run makes no progress because nobody lets it."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def tell(self, pids: Iterable[int]) -> str:
+        """Seconds of CPU that they had and seconds that they waited for it, all together, since each began."""
+        had = waited = 0.0
+        for pid in pids:
+            with contextlib.suppress(OSError, ValueError):
+                for thread in Path(f"/proc/{pid}/task").iterdir():
+                    on, line, _ = map(int, (thread / "schedstat").read_text().split())
+                    had, waited = had + on / 1e9, waited + line / 1e9
+        return f"workers had {had:.0f} s of CPU and waited {waited:.0f} s for it, in {time.monotonic() - self._began:.0f} s"
 
 
 async def account(url: str, run_id: str) -> dict[str, int]:

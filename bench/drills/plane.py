@@ -22,7 +22,7 @@ from pathlib import Path
 import asyncpg
 
 from bench.drills.cable import Cable
-from bench.drills.cluster import Result, kill_zygotes
+from bench.drills.cluster import Result, kill_zygotes, machine
 from bench.drills.ground import ROLLYARD, Leftovers, PostgresServer, free_port
 from rollyard.core.errors import PlaneConflict, PlaneError, PlaneNotFound, PlaneUnavailable
 from rollyard.plane.client.plane import Plane
@@ -225,6 +225,7 @@ async def drill(name: str, options: argparse.Namespace) -> Result:
         problem=problem,
         size=size,
         seed=options.seed,
+        **machine(),
     )
 
 

@@ -20,6 +20,8 @@ HEAD = (
     "infra reward",
     "orphans",
     "s",
+    "cores",
+    "load",
 )
 ABOUT = """# Drills
 
@@ -43,9 +45,9 @@ python -m bench.drills --only clock --size 60 --seed 2 --out docs/drills.md    #
 python -m bench.drills.campaign --size 3000      # one long run with a fault every minute, and the memory of its processes
 ```
 
-A line's *attempts* and *seed* say what it was run with; it stays until its drill is run again. These ran on one machine whose
-two cores other work kept at a load of about 20. The seed chooses when and where each fault comes; what the scheduler does in
-between is not repeatable. The faults are described in `bench/drills/cluster.py`, `cut_off.py` and `plane.py`.
+A line's *attempts* and *seed* say what it was run with, *cores* and *load* on what machine; it stays until its drill is run
+again. The seed chooses when and where each fault comes; what the scheduler does in between is not repeatable. The faults are
+described in `bench/drills/cluster.py`, `cut_off.py` and `plane.py`.
 
 The campaign of 1,000 attempts with a fault every 40 s (worker, zygote, database, gate, driver, node; 10 faults in 421 s, load
 15 to 20): 1,036 claims, 1,000 committed and scored, 0 lost, 0 twice, 0 left behind; the driver held 172 MB at its beginning and
@@ -64,6 +66,8 @@ def cells(result: Result) -> list[Any]:
         *(counts.get(name, "-") for name in names),
         orphans,
         f"{result.seconds:.0f}",
+        result.cores or "-",
+        f"{result.load:.0f}" if result.cores else "-",
     ]
 
 

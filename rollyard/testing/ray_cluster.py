@@ -192,7 +192,7 @@ class RayCluster:
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "rollyard"}
-            ray.init(address=self.address, **options)
+            self._until(lambda: _joins(ray, self.address, options), "no connection to the Ray cluster")
         return ray
 
     def actors(self) -> list[str]:
@@ -224,6 +224,15 @@ class RayCluster:
                 return
             time.sleep(0.2)
         raise Error(f"{otherwise} in {START_S:.0f} s: {self.nodes[-1].log()[-600:]}")
+
+
+def _joins(ray: Any, address: str, options: Mapping[str, Any]) -> bool:
+    """On a busy machine Ray itself gives up before the node on this machine has told the head of itself."""
+    try:
+        ray.init(address=address, **options)
+    except ConnectionError:
+        return False
+    return True
 
 
 def find_marked(mark: str) -> list[int]:

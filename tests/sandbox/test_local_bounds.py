@@ -113,7 +113,7 @@ async def test_a_disk_in_memory_is_bounded_by_the_kernel(backend, how):
 class _Box:
     """Stands for a sandbox that is over its limit; ending its programs fails once, in a way that nobody foresaw."""
 
-    id, info = "sbx_full", SimpleNamespace(pid=None, level="full")
+    id, info, group = "sbx_full", SimpleNamespace(pid=None, level="full"), cgroups.Group()
 
     def __init__(self, written):
         self.written, self.asked, self.ended = written, 0, asyncio.Event()

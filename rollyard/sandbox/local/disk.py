@@ -1,6 +1,7 @@
 """The watch over what sandboxes write to disk. (A tmpfs upper needs none: the kernel bounds it.)
 
-Counting a tree costs a walk, so nothing is counted while the file system as a whole has not filled by a noticeable amount.
+Counting a tree costs a walk, so nothing is counted while the file system as a whole has not filled by a noticeable amount, and
+the more sandboxes there are the longer is the pause between two countings.
 What counts are blocks and inodes, also those of files that have no name any more and that a process still holds. A sandbox over
 its limit has its programs ended; its files stay, so that it can still be judged. An error in one counting ends neither the watch
 nor the counting of the others, and neither does any other error: it is logged, and the watch goes on.
@@ -28,6 +29,9 @@ _NOTICEABLE = 2**20
 _NOTICEABLE_INODES = 512
 _BYTES_PER_INODE = 4096
 _LEAST_MB = 4096
+_EACH_S = (
+    0.005  # between two countings, for each sandbox: counting one takes about a millisecond, also with hundreds of them
+)
 
 
 class LocalDiskWatch:
@@ -53,7 +57,7 @@ class LocalDiskWatch:
                 before = await self._count(before)
             except Exception as error:  # noqa: BLE001 - whatever an agent found to break this with must not end the watch
                 self._log.warning("sandbox.disk_watch_failed", error=f"{type(error).__name__}: {error}")
-            await asyncio.sleep(self._every)
+            await asyncio.sleep(max(self._every, len(self._limits) * _EACH_S))
 
     async def _count(self, before: DiskUse | None) -> DiskUse:
         """Counts where the file system has filled since `before`; gives what to compare with next."""
