@@ -75,6 +75,7 @@ class MovableConnection(HttpConnection):
 
     def _refuse(self, status: int, why: str) -> None:
         if self._leaving is None:
+            self._raw = None  # it stays here, and what still comes of it is dropped
             super()._refuse(status, why)
 
     def _leave(self) -> None:

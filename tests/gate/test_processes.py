@@ -225,6 +225,28 @@ async def test_requests_in_one_read_are_answered_or_told_to_come_alone(served):
     assert behind.status == 421 and "a connection of its own" in behind.json["error"]["message"]
 
 
+@pytest.mark.adversarial
+async def test_a_refused_request_is_not_kept_while_the_rest_of_it_comes(served):
+    """Neither its key nor its length were looked at yet: anybody can send this."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nhost: b\r\ncontent-length: 100000000000\r\n\r\n"
+    sent, block, before = 0, b"x" * 2**18, most_memory(served)
+    _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(head)
+    with suppress(OSError):  # the gate reads on for a few seconds, so that its refusal arrives, and then cuts the connection
+        while sent < 2**28:
+            writer.write(block)
+            await writer.drain()
+            sent += len(block)
+    writer.close()
+    assert most_memory(served) - before < sent / 4 + 2**24
+
+
+def most_memory(served: Served) -> int:
+    """Bytes that its processes have held at most, together."""
+    texts = [Path(f"/proc/{pid}/status").read_text() for pid in served.pids.values()]
+    return sum(int(text.partition("VmHWM:")[2].split()[0]) * 1024 for text in texts)
+
+
 def metric(text: bytes, name: str) -> float:
     return next(float(line.rpartition(" ")[2]) for line in text.decode().splitlines() if line.startswith(f"{name} "))
 
