@@ -435,6 +435,8 @@ async def test_what_several_processes_cannot_do_is_refused_by_name(tmp_path):
     for options, words in (
         (upstream, "needs --store"),
         ((*upstream, *store, "--tls-cert", "c.pem", "--tls-key", "k.pem"), "end TLS in a proxy in front"),
+        ((*store, "--mode", "interception_gate"), "holds no calls for a trainer"),
+        ((*store, "--policy", "queue"), "holds no calls for a trainer"),
     ):
         code, said = await refused(*options)
         assert code == 2 and "--processes 2" in said and words in said
