@@ -446,3 +446,19 @@ async def test_what_several_processes_cannot_do_is_refused_by_name(tmp_path):
 async def test_what_is_wrong_at_the_start_is_said_once(tmp_path):
     code, words = await refused("--upstream", "http://127.0.0.1:9/v1", "--store", str(tmp_path))
     assert code == 3 and words.count(f"{tmp_path} is a directory, not a store") == 1 and "Traceback" not in words
+
+
+def test_a_connection_waits_where_this_process_has_no_descriptors_left():
+    script = """
+import resource, socket
+from rollyard.net.movable_connection import receive_connections, send_connection
+outbox, inbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+inbox.setblocking(False)
+most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (inbox.fileno() + 1, most[1]))
+print(send_connection(outbox, b"client", outbox.fileno(), b"GET"), list(receive_connections(inbox)))
+resource.setrlimit(resource.RLIMIT_NOFILE, most)
+print(send_connection(outbox, b"client", outbox.fileno(), b"GET"), [one.first for one in receive_connections(inbox)])
+"""
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, timeout=60)
+    assert done.stdout.decode().split("\n")[:2] == ["False []", "True [b'GET']"]
