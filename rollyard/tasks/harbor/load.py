@@ -30,7 +30,17 @@ from rollyard.tasks.harbor.verifier_table import read_verifier
 
 
 def load_folder(folder: str | Path) -> Task:
-    root = Path(folder).resolve()
+    try:
+        return _load_folder(Path(folder).resolve())
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: {error.strerror or error}") from error
+    except (ValueError, RuntimeError) as error:  # what strange names, links, encodings and nestings make readers raise
+        raise ConfigError(f"{folder}: it cannot be read: {error}") from error
+
+
+def _load_folder(root: Path) -> Task:
     load = TaskFolder(root)
     file, extra = load.file, load.extra
     try:
