@@ -15,7 +15,7 @@ from typing import Any, Literal
 import anyio
 import msgspec
 
-from rollyard.core.errors import ConfigError, Error
+from rollyard.core.errors import Error
 from rollyard.core.protocols import Backend
 from rollyard.core.rollout import Rollout
 from rollyard.core.scratch import scratch
@@ -23,10 +23,9 @@ from rollyard.core.task import Task
 from rollyard.policy.scripted_policy import scripted
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.run_rollout import run_rollout
-from rollyard.tasks.datasets import task_folders
 from rollyard.tasks.harbor.load import is_task
 from rollyard.tasks.lint import TaskFinding, lint, size_of
-from rollyard.tasks.taskset import Taskset
+from rollyard.tasks.taskset import Taskset, load_folders
 from rollyard.tasks.verifiers.sandbox import LOGS
 from rollyard.testing.leaks import find_leaks
 from rollyard.testing.trivial_answers import trivial_answers
@@ -82,16 +81,12 @@ def load_each(source: str, options: CheckOptions) -> tuple[list[Task], list[Task
     if not root.is_dir() or is_task(root) or (root / "dataset.toml").is_file():
         found = Taskset.load(source, trust_tasks=options.trust_tasks)
         return list(found.filter(options.filter) if options.filter else found), []
-    tasks: list[Task] = []
+    tasks, skipped = load_folders(root, trust_tasks=options.trust_tasks)
     broken: list[TaskCheck] = []
-    for folder in task_folders(root):
-        try:
-            tasks += Taskset.load(folder, trust_tasks=options.trust_tasks)
-        except ConfigError as error:
-            finding = TaskFinding(level="error", where="task.toml", message=str(error))
-            broken.append(TaskCheck(task_id=folder.name, digest="", ok=False, files=0, bytes=0, findings=(finding,)))
-    if not tasks and not broken:
-        raise ConfigError(f"{root}: no task folders in it", hint="a task folder holds a task.toml")
+    for folder, reason in skipped:
+        finding = TaskFinding(level="error", where="task.toml", message=reason)
+        name = Path(folder).name
+        broken.append(TaskCheck(task_id=name, digest="", ok=False, files=0, bytes=0, findings=(finding,)))
     chosen = Taskset(tasks, name=root.name)
     return list(chosen.filter(options.filter) if options.filter else chosen), broken
 
