@@ -157,6 +157,8 @@ class Taskset(Sequence[Task]):
         """Every task as a Harbor folder below `folder`."""
         root = Path(folder)
         for task in self._tasks:
+            if not {"", ".", ".."}.isdisjoint(task.id.split("/")):
+                raise ConfigError(f"{task.id!r} names no folder below {root}", hint="give the task another id")
             to_folder(task, root / task.id)
         return root
 
