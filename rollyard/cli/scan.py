@@ -32,8 +32,8 @@ def scan(
     invalid.
     """
     from rollyard.cli.printing import print_json, print_text
+    from rollyard.core.printable import printable
     from rollyard.runs.scan.scan import scan_run
-    from rollyard.store.listing import printable
 
     report = anyio.run(scan_run, store, run, tuple(scanner or ()), judge, model)
     if json:

@@ -15,7 +15,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
@@ -95,9 +95,13 @@ async def hold_lock_async(path: Path, wait_s: float) -> AsyncGenerator[None]:
 def replace_file(path: Path, data: bytes) -> None:
     """Write a small file whole: a reader sees what was there before or all of `data`."""
     handle, temporary = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    Path(temporary).replace(path)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        Path(temporary).replace(path)
+    except BaseException:  # a full disk, or cancelled: nothing is left beside it
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def _lock_of(path: Path) -> Path:
@@ -114,14 +118,15 @@ def _try_lock(path: Path) -> int | None:
     except BlockingIOError:
         os.close(handle)
         return None
-    os.ftruncate(handle, 0)
-    os.write(handle, str(os.getpid()).encode())
+    with suppress(OSError):  # on a full disk it is held all the same, and cannot say by which process
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
     return handle
 
 
 def _check_wait(path: Path, until: float, wait_s: float) -> None:
     if time.monotonic() > until:
-        holder = path.read_text() if path.is_file() else "unknown"
+        holder = (path.read_text() if path.is_file() else "") or "unknown"
         raise SandboxUnavailable(
             f"process {holder} has held {path} for {wait_s:.0f} s",
             hint="it is making the same thing: wait for it, or end it and try again",

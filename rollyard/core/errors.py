@@ -114,11 +114,12 @@ class Interrupted(Error):
 class CannotListen(Error):
     retry: ClassVar[Retry] = "safe"
 
-    def __init__(self, host: str, port: int, error: OSError) -> None:
+    def __init__(self, host: str, port: int | None, error: OSError) -> None:
+        """Without a port, `host` is the path of a socket."""
         taken = error.errno == errno.EADDRINUSE
         why = "another program listens there" if taken else error.strerror or str(error)
-        hint = "choose another port, or end that program" if taken else None
-        super().__init__(f"cannot listen on {host}:{port}: {why}", hint=hint)
+        hint = f"choose another {'path' if port is None else 'port'}, or end that program" if taken else None
+        super().__init__(f"cannot listen on {host if port is None else f'{host}:{port}'}: {why}", hint=hint)
 
 
 class SandboxError(Error):

@@ -26,9 +26,12 @@ class Tree(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     @classmethod
     def parse(cls, text: str) -> Tree:
         """`width=4,depth=2,at=3`; what is left out is the default."""
+        pairs = [pair.partition("=") for pair in text.split(",")]
+        if not all(sign for _, sign, _ in pairs):
+            raise ConfigError(f"{text!r} describes no tree", hint="width=4,depth=2,at=3")
         try:
-            return msgspec.convert(dict(pair.split("=", 1) for pair in text.split(",")), cls, strict=False)
-        except (ValueError, msgspec.ValidationError) as error:
+            return msgspec.convert({name: value for name, _, value in pairs}, cls, strict=False)
+        except msgspec.ValidationError as error:
             raise ConfigError(f"{text!r} describes no tree: {error}", hint="width=4,depth=2,at=3") from error
 
     def parent_of(self, number: int, roots: int) -> int | None:

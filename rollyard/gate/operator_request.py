@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rollyard.core.bad_json import BAD_JSON
-from rollyard.core.errors import ConfigError, Error, GateError, PolicyError, ReplyRefused
+from rollyard.core.errors import ConfigError, Error, GateError, PolicyError, ReplyRefused, StoreError
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 T = TypeVar("T")
@@ -51,6 +51,8 @@ async def answer(endpoint: Endpoint, request: Request) -> Response:
         return as_json({"error": error.message}, error.status)
     except OperatorRefused as error:
         return as_json({"error": str(error)}, error.status)
+    except StoreError as error:  # a full disk, a database that is away: the operator asks again once it is mended
+        return as_json({"error": str(error)}, 503)
     except ReplyRefused as error:
         return as_json({"error": error.message}, 409)
     except (*BAD_JSON, ConfigError, PolicyError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from pathlib import Path
 
@@ -32,19 +33,34 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def listen_unix(path: str) -> socket.socket:
-    """For its owner alone. A socket that nobody listens on any more is replaced."""
+    """For its owner alone. A socket that no program listens on any more is replaced."""
     place = Path(path)
-    if place.is_socket():
-        place.unlink()
+    if place.exists() and not place.is_socket():
+        raise ConfigError(f"cannot listen on {path}: it is there and is no socket", hint="choose another path")
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        if place.is_socket():
+            _refuse_taken(path)
+            place.unlink()
         sock.bind(path)
         place.chmod(0o600)
         sock.listen(1024)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        raise CannotListen(path, None, error) from error
     return sock
+
+
+def _refuse_taken(path: str) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.setblocking(False)  # a program that is behind with accepting is there too
+        try:
+            asking.connect(path)
+        except ConnectionRefusedError:
+            return
+        except BlockingIOError:
+            pass
+    raise OSError(errno.EADDRINUSE, "")
 
 
 def http_url(host: str, port: int, *, secure: bool = False) -> str:

@@ -75,6 +75,7 @@ class MovableConnection(HttpConnection):
 
     def _refuse(self, status: int, why: str) -> None:
         if self._leaving is None:
+            self._raw = None  # it stays here, and what still comes of it is dropped
             super()._refuse(status, why)
 
     def _leave(self) -> None:
@@ -108,17 +109,15 @@ class Received(NamedTuple):
 
 
 def send_connection(channel: socket.socket, label: bytes, connection: int, first: bytes) -> bool:
-    """False where the channel takes nothing for now. What was read may be larger than a message, so it goes in memory of its
-    own."""
-    memory = os.memfd_create("rollyard-connection")
+    """False where the channel takes nothing for now: it is full, or this user has no more descriptors or no more of them on
+    their way. What was read may be larger than a message, so it goes in memory of its own."""
     try:
-        with os.fdopen(os.dup(memory), "wb") as file:
-            file.write(first)
-        socket.send_fds(channel, [label], [connection, memory])
-    except BlockingIOError:
+        with os.fdopen(os.memfd_create("rollyard-connection"), "wb") as memory:
+            memory.write(first)
+            memory.flush()
+            socket.send_fds(channel, [label], [connection, memory.fileno()])
+    except OSError:
         return False
-    finally:
-        os.close(memory)
     return True
 
 

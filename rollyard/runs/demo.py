@@ -13,13 +13,13 @@ from typing import Any
 from rollyard import agents
 from rollyard.core.events import Event
 from rollyard.core.limits import Limits
+from rollyard.core.printable import printable
 from rollyard.core.rollout import Rollout
 from rollyard.core.scratch import scratch
 from rollyard.runs.display.progress import Silent
 from rollyard.runs.rollout.install_progress import INSTALLS
 from rollyard.runs.run.command import store_option
 from rollyard.runs.run.run_tasks import run
-from rollyard.store.listing import printable
 from rollyard.tasks.scaffold import new_script, new_task
 from rollyard.tasks.taskset import Taskset
 

@@ -187,6 +187,13 @@ def _refuse_processes(options: GateOptions, mode: Mode | None) -> None:
             f"{many} serves no TLS: an encrypted connection cannot move to another process",
             hint="end TLS in a proxy in front, or use --processes 1",
         )
+    if mode == "interception_gate" or (
+        options.policy is not None and hasattr(PolicyText.read(options.policy).factory, "take")
+    ):
+        raise Unsupported(
+            f"{many} holds no calls for a trainer: one request of a trainer reaches one process",
+            hint="use --processes 1, or a policy that answers by itself",
+        )
     if not hasattr(os, "memfd_create"):
         raise Unsupported(f"{many} needs Linux", hint="use --processes 1")
 

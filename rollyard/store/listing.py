@@ -13,6 +13,7 @@ from rollyard.core.call import REPLAYED
 from rollyard.core.errors import StoreError
 from rollyard.core.failure_groups import FailureGroup
 from rollyard.core.message import Message
+from rollyard.core.printable import printable
 from rollyard.core.rollout import Rollout
 from rollyard.store.check import RunCheck
 from rollyard.store.check import check_run as check_rows
@@ -275,7 +276,3 @@ def _long(message: Message) -> str:
     parts += [f"{call.name}({call.arguments})" for call in message.tool_calls]
     parts += ["".join(getattr(part, "text", "") for part in result.parts) for result in message.tool_results]
     return "\n".join(parts)
-
-
-def printable(text: str) -> str:
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)

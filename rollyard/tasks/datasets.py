@@ -87,15 +87,19 @@ class RegistryDataset(_Strict, frozen=True, kw_only=True):
 
 
 def task_folders(root: Path) -> Iterator[Path]:
-    """Task folders directly below `root`, or one level deeper (`org/name`), sorted by path."""
+    """Task folders directly below `root`, or one level deeper (`org/name`), sorted by path. One that this user may not look into
+    is among them, so that the caller says so."""
     for name in _folder_names(root):
         child = root / name
         if name.startswith("."):
             continue
-        if is_task(child):
+        try:
+            if is_task(child):
+                yield child
+            else:
+                yield from [child / inner for inner in _folder_names(child) if is_task(child / inner)]
+        except PermissionError:
             yield child
-        else:
-            yield from (child / inner for inner in _folder_names(child) if is_task(child / inner))
 
 
 def _folder_names(place: Path) -> list[str]:

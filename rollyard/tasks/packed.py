@@ -1,6 +1,6 @@
 """Tasks of a large set, encoded in a file that has no name: in memory is only where each of them lies.
 
-A task that would come back as another one, such as one with a function in it, stays as it is.
+A task that would come back as another one, such as one with a function in it, stays as it is; so does one that no file takes.
 """
 
 from __future__ import annotations
@@ -69,21 +69,30 @@ def pack_tasks(tasks: Iterable[Task]) -> tuple[Task, ...] | PackedTasks:
     few = tuple(islice(waiting, FEWEST))
     if len(few) < FEWEST:
         return few
-    home = cache_home()
-    home.mkdir(parents=True, exist_ok=True)
-    file = tempfile.TemporaryFile(dir=home)  # noqa: SIM115 - it lives as long as the tasks are wanted
+    try:
+        home = cache_home()
+        home.mkdir(parents=True, exist_ok=True)
+        file = tempfile.TemporaryFile(dir=home)  # noqa: SIM115 - it lives as long as the tasks are wanted
+    except OSError:  # nothing can be written there: they stay in memory
+        return few + tuple(waiting)
     places, objects, end = array("Q"), list[Task](), 0
     for task in chain(few, waiting):
         data = _encode(task)
-        if data is None:
+        if data is None or not _write(file, data, end):
             places.extend((_OBJECT, len(objects)))
             objects.append(task)
         else:
-            file.write(data)
             places.extend((end, len(data)))
             end += len(data)
-    file.flush()
     return PackedTasks(file, places, objects)
+
+
+def _write(file: IO[bytes], data: bytes, start: int) -> bool:
+    """False where the disk is full."""
+    try:
+        return os.pwrite(file.fileno(), data, start) == len(data)
+    except OSError:
+        return False
 
 
 def _encode(task: Task) -> bytes | None:

@@ -53,6 +53,8 @@ def finish(task: Task, mark: Mark | None = None) -> Task:
         task = msgspec.structs.replace(task, digest=task_digest(task))
     if not task.id:
         task = msgspec.structs.replace(task, id=f"task-{task.digest.removeprefix('sha256:')[:12]}")
+    if not task.id.isprintable():
+        raise ConfigError(f"{task.id!r} is no name for a task", hint="printable UTF-8 characters")
     return task
 
 

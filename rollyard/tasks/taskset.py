@@ -28,6 +28,7 @@ import msgspec
 from rollyard.core import registry
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.near_path import near_path
+from rollyard.core.printable import printable
 from rollyard.core.task import Task
 from rollyard.tasks.dataset_registry import (
     FOLDERS,
@@ -156,6 +157,8 @@ class Taskset(Sequence[Task]):
         """Every task as a Harbor folder below `folder`."""
         root = Path(folder)
         for task in self._tasks:
+            if not {"", ".", ".."}.isdisjoint(task.id.split("/")):
+                raise ConfigError(f"{task.id!r} names no folder below {root}", hint="give the task another id")
             to_folder(task, root / task.id)
         return root
 
@@ -228,6 +231,12 @@ def _folder(path: Path, cache: Path | None, skipped: list[SkippedTask] | None) -
     return _load_each(few, skipped) if len(few) < FEWEST else _load_indexed(path, chain(few, folders), cache, skipped)
 
 
+def load_folders(root: Path, *, trust_tasks: bool = False) -> tuple[list[Task], list[SkippedTask]]:
+    """The tasks of a folder of folders, and those that cannot be read, also where that is all of them."""
+    skipped: list[SkippedTask] = []
+    return list(_judge_folders(_folder(root, None, skipped), trust_tasks)), skipped
+
+
 def _load_indexed(
     place: Path, folders: Iterable[Path], cache: Path | None, skipped: list[SkippedTask] | None
 ) -> Iterator[Task]:
@@ -263,7 +272,8 @@ def _load_each(
         except ConfigError as error:
             if skipped is None:
                 raise
-            skipped.append(SkippedTask(str(folder) if isinstance(folder, Path) else folder[0], str(error)))
+            named = str(folder) if isinstance(folder, Path) else folder[0]
+            skipped.append(SkippedTask(printable(named), printable(str(error))))
             continue
         if task.id in seen:
             task = msgspec.structs.replace(task, id=folder.name if folder.name not in seen else str(folder))

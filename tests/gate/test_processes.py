@@ -225,6 +225,30 @@ async def test_requests_in_one_read_are_answered_or_told_to_come_alone(served):
     assert behind.status == 421 and "a connection of its own" in behind.json["error"]["message"]
 
 
+@pytest.mark.adversarial
+async def test_a_refused_request_is_not_kept_while_the_rest_of_it_comes(served):
+    """Neither its key nor its length were looked at yet: anybody can send this."""
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nhost: b\r\ncontent-length: 100000000000\r\n\r\n"
+    sent, block, before = 0, b"x" * 2**18, most_memory(served)
+    _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(head)
+    with suppress(
+        OSError
+    ):  # the gate reads on for a few seconds, so that its refusal arrives, and then cuts the connection
+        while sent < 2**28:
+            writer.write(block)
+            await writer.drain()
+            sent += len(block)
+    writer.close()
+    assert most_memory(served) - before < sent / 4 + 2**24
+
+
+def most_memory(served: Served) -> int:
+    """Bytes that its processes have held at most, together."""
+    texts = [Path(f"/proc/{pid}/status").read_text() for pid in served.pids.values()]
+    return sum(int(text.partition("VmHWM:")[2].split()[0]) * 1024 for text in texts)
+
+
 def metric(text: bytes, name: str) -> float:
     return next(float(line.rpartition(" ")[2]) for line in text.decode().splitlines() if line.startswith(f"{name} "))
 
@@ -413,6 +437,8 @@ async def test_what_several_processes_cannot_do_is_refused_by_name(tmp_path):
     for options, words in (
         (upstream, "needs --store"),
         ((*upstream, *store, "--tls-cert", "c.pem", "--tls-key", "k.pem"), "end TLS in a proxy in front"),
+        ((*store, "--mode", "interception_gate"), "holds no calls for a trainer"),
+        ((*store, "--policy", "queue"), "holds no calls for a trainer"),
     ):
         code, said = await refused(*options)
         assert code == 2 and "--processes 2" in said and words in said
@@ -422,3 +448,19 @@ async def test_what_several_processes_cannot_do_is_refused_by_name(tmp_path):
 async def test_what_is_wrong_at_the_start_is_said_once(tmp_path):
     code, words = await refused("--upstream", "http://127.0.0.1:9/v1", "--store", str(tmp_path))
     assert code == 3 and words.count(f"{tmp_path} is a directory, not a store") == 1 and "Traceback" not in words
+
+
+def test_a_connection_waits_where_this_process_has_no_descriptors_left():
+    script = """
+import resource, socket
+from rollyard.net.movable_connection import receive_connections, send_connection
+outbox, inbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+inbox.setblocking(False)
+most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (inbox.fileno() + 1, most[1]))
+print(send_connection(outbox, b"client", outbox.fileno(), b"GET"), list(receive_connections(inbox)))
+resource.setrlimit(resource.RLIMIT_NOFILE, most)
+print(send_connection(outbox, b"client", outbox.fileno(), b"GET"), [one.first for one in receive_connections(inbox)])
+"""
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, timeout=60)
+    assert done.stdout.decode().split("\n")[:2] == ["False []", "True [b'GET']"]

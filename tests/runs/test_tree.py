@@ -97,7 +97,7 @@ async def test_children_are_owed_with_their_parent_and_a_stopped_tree_grows_on_w
 async def test_a_tree_that_cannot_grow_is_refused_before_anything_opens(tmp_path, backend):
     with pytest.raises(ConfigError, match="width"):
         Tree(width=0)
-    with pytest.raises(ConfigError, match="'4x2' describes no tree"):
+    with pytest.raises(ConfigError, match=r"^'4x2' describes no tree \(width=4,depth=2,at=3\)$"):
         Tree.parse("4x2")
     assert Tree.parse("width=4,at=3") == Tree(width=4, at=3)
     task = Task(id="t", instruction="x")

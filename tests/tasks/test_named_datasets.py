@@ -2,11 +2,13 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
+import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -14,11 +16,12 @@ import rollyard as ry
 from rollyard.cli.main import app
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.inside import log_check
+from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks.adapters import guess_adapter
 from rollyard.tasks.dataset_registry import DatasetEntry, add_dataset, read_registry
 from rollyard.tasks.scaffold import new_task
 from rollyard.testing.dataset import check_dataset, dataset_table, summarise
-from rollyard.testing.tasks import CheckOptions
+from rollyard.testing.tasks import CheckOptions, check_each
 
 INSIDE = Path(ry.__file__).parent / "inside"
 HUMAN = {
@@ -201,6 +204,62 @@ async def test_outcomes_in_the_results_file_are_not_made_again_and_logs_are_kept
     results.write_text("no JSON\n")
     with pytest.raises(ConfigError, match=r"results\.jsonl:1: no outcome of a check"):
         await check_dataset("two", backend, options, sample=2, results=results)
+
+
+HOSTILE_LOGS = """#!/bin/bash
+mkdir /logs/verifier/verdict.log
+echo inner > /logs/verifier/verdict.log/inner
+echo long > /logs/verifier/$(printf '\\377%.0s' {1..250})
+echo kept > /logs/verifier/kept
+echo 0 > /logs/verifier/reward.txt
+"""
+
+
+@pytest.mark.adversarial
+@pytest.mark.anyio
+async def test_logs_stay_in_their_folder_whatever_tasks_and_verifiers_name(tmp_path, backend):
+    new_task(tmp_path / "task")
+    (tmp_path / "task" / "tests" / "test.sh").write_text(HOSTILE_LOGS)
+    task = ry.Taskset.load(tmp_path / "task")[0]
+    named = [msgspec.structs.replace(task, id=name) for name in ("../../out", str(tmp_path / "out"))]
+    options = CheckOptions(repeats=1, logs=tmp_path / "a" / "logs")
+    found = [check async for check in check_each(named, backend, options, Provision.of(backend))]
+    assert len(found) == 2 and {path.name for path in tmp_path.iterdir()} <= {"task", "a", "cache"}
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["logs"]
+    folders = list((tmp_path / "a" / "logs").glob("*nop.1"))
+    assert len(folders) == 2 and {(folder / "kept").read_text() for folder in folders} == {"kept\n"}
+    assert {(folder / "verdict.log.written" / "inner").read_text() for folder in folders} == {"inner\n"}
+    for name in ("../out", "/out", "a//b"):
+        with pytest.raises(ConfigError, match="names no folder below"):
+            ry.Taskset([msgspec.structs.replace(task, id=name)]).to_folder(tmp_path / "written")
+
+
+@pytest.mark.anyio
+async def test_tasks_that_differ_in_their_names_alone_keep_their_own_outcomes(tmp_path, backend):
+    for name in ("first", "second"):
+        new_task(tmp_path / "set" / name)
+        shutil.rmtree(tmp_path / "set" / name / "solution")
+    results = tmp_path / "results.jsonl"
+    for _ in range(2):
+        found = await check_dataset(str(tmp_path / "set"), backend, CheckOptions(repeats=1), sample=2, results=results)
+        assert [check.task_id for check in found.checks] == ["first", "second"]
+    assert len(results.read_bytes().splitlines()) == 2
+
+
+def test_what_a_check_cannot_use_is_said_before_it_runs(tmp_path):
+    new_task(tmp_path / "task")
+    (tmp_path / "file").write_text("")
+    for options, words in (
+        (["--network", "bogus"], "got 'bogus'"),
+        (["--build-network", "allow:"], "names no host"),
+        (["--filter", "zzz*"], "matches 'zzz*'"),
+        (["--results", str(tmp_path)], "cannot be written: Is a directory"),
+        (["--results", str(tmp_path / "file" / "x.jsonl")], "cannot be written: Not a directory"),
+        (["--logs", str(tmp_path / "file")], "cannot be written: File exists"),
+    ):
+        done = CliRunner().invoke(app, ["check", "dataset", str(tmp_path / "task"), *options])
+        assert isinstance(done.exception, ConfigError) and words in str(done.exception), (options, done.output)
+        assert "task" not in done.output
 
 
 def exercise(root, language, name, files, **config):

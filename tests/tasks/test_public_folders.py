@@ -1,6 +1,7 @@
 """Folders as public sets have them: what cannot be read is left out and named, and Harbor's older and newer spellings load."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.scaffold import new_task
+from rollyard.testing.tasks import CheckOptions, load_each
 
 ROLLYARD = str(Path(sys.executable).with_name("rollyard"))
 
@@ -65,6 +67,8 @@ def test_of_two_tasks_with_one_name_the_later_has_its_folders(folder):
     for name in ("alpha", "gamma"):
         rewrite(folder / name, "[metadata]", '[task]\nname = "org/same"\n\n[metadata]')
     assert [task.id for task in ry.Taskset.load(folder)] == ["org/same", "beta", "gamma"]
+    tasks, broken = load_each(str(folder), CheckOptions())
+    assert [task.id for task in tasks] == ["org/same", "beta", "gamma"] and not broken
 
 
 def test_an_unknown_key_of_the_package_is_told_and_left_out_others_are_refused(folder, caplog):
@@ -92,3 +96,41 @@ def test_a_run_says_how_many_are_left_out_and_strict_stops_it(folder, tmp_path):
     assert "tasks.left_out" in done.stderr and "left_out=1 of=3" in done.stderr
     strict = subprocess.run([*words, "--strict"], cwd=tmp_path, capture_output=True, text=True, timeout=240)
     assert strict.returncode == 2 and "agnet" in json.loads(strict.stdout)["message"]
+
+
+@pytest.mark.adversarial
+@pytest.mark.parametrize("more", [0, 60])
+def test_files_that_no_reader_takes_leave_out_their_task_alone(tmp_path, more):
+    """Few tasks are read one by one, many through an index."""
+    broken = ["directory", "loop", "bytes", "deep", "zero", "pattern", "\x1b[31mred", "\udcff"]
+    names = ["good", *broken, *(f"more-{n}" for n in range(more))]
+    (folder := tmp_path / "set").mkdir()
+    new_task(folder / "good")
+    for name in names[1:]:
+        shutil.copytree(folder / "good", folder / name)
+    (folder / "directory" / "instruction.md").unlink()
+    (folder / "directory" / "instruction.md").mkdir()
+    (folder / "loop" / "solution" / "solve.sh").unlink()
+    (folder / "loop" / "solution" / "solve.sh").symlink_to("solve.sh")
+    (folder / "bytes" / "trajectory.json").write_bytes(b"\xff")
+    with (folder / "deep" / "task.toml").open("a") as file:
+        file.write("\n[metadata.a]\nb = " + "[" * 5000 + "]" * 5000 + "\n")
+    with (folder / "zero" / "task.toml").open("a") as file:
+        file.write('\n[[metadata.rollyard.files]]\npath = "/app/x"\nsource = "a\\u0000b"\n')
+    (folder / "pattern" / ".gitignore").write_text("!\n")
+    found = ry.Taskset.load(folder)
+    shown = {*broken[:-2], r"\x1b[31mred", r"\xdcff"}
+    assert {Path(one.folder).name for one in found.skipped} == shown, found.skipped
+    assert len(found) == 1 + more
+    with pytest.raises(ConfigError):
+        ry.Taskset.load(folder, strict=True)
+
+
+def test_tasks_stay_in_memory_where_the_cache_takes_nothing(tmp_path, monkeypatch):
+    new_task(tmp_path / "set" / "first")
+    for number in range(60):
+        shutil.copytree(tmp_path / "set" / "first", tmp_path / "set" / f"more-{number}")
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("ROLLYARD_CACHE", str(tmp_path / "file" / "cache"))
+    found = ry.Taskset.load(tmp_path / "set")
+    assert len(found) == 61 and found["more-59"].id == "more-59"

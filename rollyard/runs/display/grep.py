@@ -10,9 +10,10 @@ import msgspec
 
 from rollyard.core.errors import UnknownName
 from rollyard.core.ids import short_id
+from rollyard.core.printable import printable
 from rollyard.runs.display.paint import BOLD, RED, paint
 from rollyard.store import Store
-from rollyard.store.listing import printable, run_id
+from rollyard.store.listing import run_id
 from rollyard.store.search import Found, search
 from rollyard.store.texts import PLACES
 

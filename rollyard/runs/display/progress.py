@@ -15,9 +15,9 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import Event
+from rollyard.core.printable import printable
 from rollyard.core.rollout import Failure, Rollout
 from rollyard.runs.rollout.install_progress import INSTALLS
-from rollyard.store.listing import printable
 
 STOPPING = "stopping: ending what is in flight (Ctrl-C again leaves at once)"
 _CAUSE = 300  # characters of a failure's message that are shown while a run goes on

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rollyard.core.errors import MissingExtra
+from rollyard.core.printable import printable
 from rollyard.runs.display.watch import Flying, in_flight
 from rollyard.store import Store
-from rollyard.store.listing import ShownRollout, printable
+from rollyard.store.listing import ShownRollout
 from rollyard.store.values import RolloutQuery, RolloutRow, RunInfo
 
 try:

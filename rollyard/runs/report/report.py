@@ -19,6 +19,7 @@ from anyio import to_thread
 from rollyard.core import html
 from rollyard.core.failure_groups import FailureGroup, group_failures
 from rollyard.core.numbers import count
+from rollyard.core.printable import printable
 from rollyard.core.rollout import MergeCounts, Rollout
 from rollyard.runs.report import statistics
 from rollyard.runs.report.spending import Price, Prices, cost, money
@@ -26,7 +27,6 @@ from rollyard.runs.report.statistics import Groups, Interval
 from rollyard.runs.report.tree import draw_tree
 from rollyard.store import Store
 from rollyard.store.data_frames import pandas_frame, polars_frame
-from rollyard.store.listing import printable
 from rollyard.store.values import RolloutRow, RunInfo, line_name, row_of
 from rollyard.trajectory.value_tree import TreeLeaf, TreeNode, leaf_of, tree_nodes
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rollyard.store.listing import printable
+from rollyard.core.printable import printable
 from rollyard.trajectory.value_tree import TreeLeaf, TreeNode, tree_nodes
 
 

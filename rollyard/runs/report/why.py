@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from rollyard.core.errors import Boundary
+from rollyard.core.printable import printable
 from rollyard.core.remedies import remedy_of
 from rollyard.core.rollout import CommandRecord, Failure, Rollout, Verdict
 from rollyard.store import Store
-from rollyard.store.listing import printable
 from rollyard.store.values import RolloutQuery
 
 _LINES = 15  # of a log or of an output that are shown

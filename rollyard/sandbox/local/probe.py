@@ -18,11 +18,13 @@ import os
 import platform
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
+from rollyard.core.cache import replace_file
 from rollyard.core.home import private_dir
 from rollyard.core.sandbox import Isolation
 from rollyard.images import mount_table
@@ -74,9 +76,8 @@ def _recall_trial(root: Path, ids: IdMap) -> Trial:
     except (OSError, ValueError, KeyError, msgspec.ValidationError):
         pass  # none yet, or of another version: try again
     found = _try(ids)
-    fresh = place.with_name(f".trial-{os.getpid()}")
-    fresh.write_bytes(msgspec.json.encode({"key": key, "trial": found}))
-    fresh.replace(place)
+    with suppress(OSError):  # where nothing can be kept it is tried again next time
+        replace_file(place, msgspec.json.encode({"key": key, "trial": found}))
     return found
 
 

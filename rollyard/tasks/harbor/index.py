@@ -48,7 +48,10 @@ class FolderIndex:
         return self
 
     def load(self, folder: Path) -> Task:
-        key, (state, changed) = os.fsencode(folder), _state(str(folder))
+        try:
+            key, (state, changed) = os.fsencode(folder), _state(str(folder))
+        except OSError:  # a part of it cannot be looked into; whether that matters is for its reader to say
+            return load_folder(folder)
         if (known := self._find(key, state)) is not None:
             return known
         task = load_folder(folder)
@@ -85,9 +88,9 @@ class FolderIndex:
 
 def _open_index(file: Path) -> sqlite3.Connection | None:
     """Empty where other code wrote it, or where it is none; None where it cannot be had, as one that is locked."""
-    file.parent.mkdir(parents=True, exist_ok=True)
     for _ in range(2):
         try:
+            file.parent.mkdir(parents=True, exist_ok=True)
             base = sqlite3.connect(file, timeout=5.0, check_same_thread=False)
             base.execute("PRAGMA synchronous = OFF")
             base.execute(_TABLE)
@@ -96,7 +99,7 @@ def _open_index(file: Path) -> sqlite3.Connection | None:
                     base.execute("DELETE FROM folders")
                     base.execute(f"PRAGMA user_version = {_code()}")
             return base
-        except sqlite3.OperationalError:
+        except (sqlite3.OperationalError, OSError):
             return None
         except sqlite3.DatabaseError:
             file.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Limits
+from rollyard.core.printable import printable
 from rollyard.core.sequences import as_commands
 from rollyard.core.task import (
     Artifact,
@@ -30,7 +31,17 @@ from rollyard.tasks.harbor.verifier_table import read_verifier
 
 
 def load_folder(folder: str | Path) -> Task:
-    root = Path(folder).resolve()
+    try:
+        return _load_folder(Path(folder).resolve())
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: {error.strerror or error}") from error
+    except (ValueError, RuntimeError) as error:  # what strange names, links, encodings and nestings make readers raise
+        raise ConfigError(f"{printable(str(folder))}: it cannot be read: {error}") from error
+
+
+def _load_folder(root: Path) -> Task:
     load = TaskFolder(root)
     file, extra = load.file, load.extra
     try:
@@ -48,9 +59,12 @@ def load_folder(folder: str | Path) -> Task:
         setup_network = (site.network, site.allowed_hosts)
         site = msgspec.structs.replace(site, network=agent_network[0], allowed_hosts=agent_network[1])
     solution = root / "solution"
+    task_id = file.task.name if file.task is not None else root.name
+    if not task_id.isprintable():
+        raise ConfigError(f"{task_id!r} is no name for a task", hint="rename its folder: printable UTF-8 characters")
     return Task(
         **{name: getattr(site, name) for name in Site.__struct_fields__},
-        id=file.task.name if file.task is not None else root.name,
+        id=task_id,
         instruction="" if steps else load.text(root / "instruction.md"),
         digest=folder_digest(root),
         files=tuple(_extra_file(load, item) for item in extra.files),
