@@ -58,6 +58,10 @@ class Registries(msgspec.Struct, frozen=True, kw_only=True):
     allowed: tuple[RegistryRule, ...] = ()
     mirrors: Mapping[str, tuple[str, ...]] = {}
 
+    def naming(self, rule: RegistryRule) -> Registries:
+        """With one more registry that may be asked, before the others."""
+        return msgspec.structs.replace(self, allowed=(rule, *self.allowed))
+
     def endpoints(self, reference: ImageReference) -> tuple[RegistryEndpoint, ...]:
         """The servers to ask for an image, mirrors first; none where its registry may not be asked."""
         host, port = split_registry(reference.registry)
@@ -123,10 +127,10 @@ def parse_registry(text: str) -> RegistryRule:
     return RegistryRule(rule, scheme == "https" if separator else not _is_loopback(rule.host))
 
 
-def named_by_user(reference: ImageReference, *, plain: bool) -> RegistryRule:
+def named_by_user(reference: ImageReference, *, secure: bool | None = None) -> RegistryRule:
     """The registry of a reference that the user typed: at whatever address it is."""
     host, port = split_registry(reference.registry)
-    secure = not plain and not _is_loopback(host)
+    secure = not _is_loopback(host) if secure is None else secure
     if not is_address(host):
         address = "127.0.0.1" if host == "localhost" else _ANY
     else:

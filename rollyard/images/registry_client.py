@@ -12,21 +12,20 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, Self, cast
+from typing import Any, NoReturn, Self, TypeVar, cast
 from urllib.parse import urlencode, urljoin, urlsplit
 
 import anyio
 import anyio.to_thread
-import stamina
 
 from rollyard.core.errors import ImageNotPulled, SandboxUnavailable
 from rollyard.images.manifests import ACCEPT, Descriptor
 from rollyard.images.reference import ImageReference
 from rollyard.images.registries import Registries, RegistryEndpoint
 from rollyard.images.registry_auth import Challenge, find_credentials, parse_challenge
-from rollyard.net.egress.decide import EgressRules, NotAllowed
+from rollyard.net.egress.decide import EgressRules, NoAddress, NotAllowed
 from rollyard.net.http_session import HttpFailure, HttpSession, HttpStream
 
 CONNECT_S = 15.0
@@ -39,6 +38,21 @@ _MAX_REDIRECTS = 5
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 _LONGEST_WAIT_S = 60.0
 _AGENT = "rollyard"
+_FAILURES = {
+    "ClientConnectorError": "no connection",
+    "ClientConnectorDNSError": "no connection, or no such name",
+    "ServerDisconnectedError": "it closed the connection",
+    "ClientOSError": "the connection broke",
+    "ClientPayloadError": "the connection broke",
+}
+_TLS_FAILURES = {
+    "ClientConnectorCertificateError": (
+        "its certificate is not trusted",
+        "SSL_CERT_FILE names the certificates to trust",
+    ),
+    "ClientConnectorSSLError": ("it does not speak TLS", "write http:// before it where plain HTTP is meant"),
+}
+T = TypeVar("T")
 
 
 class RegistryClient:
@@ -109,7 +123,7 @@ class RegistryClient:
                 vain = 0 if _size(path) > before else vain + 1
                 if vain >= ATTEMPTS:
                     raise
-                await asyncio.sleep(min(error.retry_after or self._wait_s * 2**vain, _LONGEST_WAIT_S))
+                await self._wait(error, vain)
             else:
                 return
         raise SandboxUnavailable(f"{self._name}: the connection broke {_MOST_ATTEMPTS} times in one layer")
@@ -147,19 +161,31 @@ class RegistryClient:
             await stream.aclose()
 
     async def _document(self, url: str, headers: Mapping[str, str], limit: int) -> tuple[bytes, Mapping[str, str]]:
-        """A whole answer of at most `limit` bytes, asked for again while that may help."""
-        async for attempt in stamina.retry_context(
-            on=_wait_for, attempts=ATTEMPTS, timeout=None, wait_initial=self._wait_s, wait_max=_LONGEST_WAIT_S
-        ):
-            with attempt:
-                stream = await self._get(url, headers)
-                try:
-                    if stream.status != 200:
-                        await self._refuse(stream)
-                    return await self._read(stream, limit), stream.headers
-                finally:
-                    await stream.aclose()
-        raise AssertionError("unreachable: the last attempt raises")
+        """A whole answer of at most `limit` bytes."""
+
+        async def ask() -> tuple[bytes, Mapping[str, str]]:
+            stream = await self._get(url, headers)
+            try:
+                if stream.status != 200:
+                    await self._refuse(stream)
+                return await self._read(stream, limit), stream.headers
+            finally:
+                await stream.aclose()
+
+        return await self._again(ask)
+
+    async def _again(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """An answer, asked for again while that may help."""
+        for vain in range(ATTEMPTS - 1):
+            try:
+                return await ask()
+            except SandboxUnavailable as error:
+                await self._wait(error, vain)
+        return await ask()
+
+    async def _wait(self, error: SandboxUnavailable, vain: int) -> None:
+        """What the server says, or longer each time."""
+        await asyncio.sleep(min(error.retry_after or self._wait_s * 2**vain, _LONGEST_WAIT_S))
 
     async def _read(self, stream: HttpStream, limit: int) -> bytes:
         data = bytearray()
@@ -174,7 +200,7 @@ class RegistryClient:
             async for chunk in stream:
                 yield chunk
         except HttpFailure as error:
-            raise SandboxUnavailable(f"{self._name}: the connection broke ({error.kind})") from error
+            raise SandboxUnavailable(f"{self._name}: {_FAILURES.get(error.kind, error.kind)}") from error
 
     # asking
 
@@ -200,16 +226,23 @@ class RegistryClient:
                 return stream
         raise ImageNotPulled(f"{self._name} redirects without end")
 
-    async def _open(self, url: str, headers: Mapping[str, str], *, own: bool) -> HttpStream:
+    async def _open(self, url: str, headers: Mapping[str, str], *, own: bool, form: bytes | None = None) -> HttpStream:
         session = self._own if own else self._elsewhere
+        method = "GET" if form is None else "POST"
         try:
-            return await session.stream("GET", url, None, headers, connect_s=CONNECT_S, idle_s=IDLE_S)
+            return await session.stream(method, url, form, headers, connect_s=CONNECT_S, idle_s=IDLE_S)
+        except NoAddress:
+            raise SandboxUnavailable(f"{_host(url)} has no address here ({self.reference.text})") from None
         except NotAllowed as error:
             raise self._not_allowed(url, str(error)) from None
         except TimeoutError:
             raise SandboxUnavailable(f"{_host(url)} does not answer ({self.reference.text})") from None
         except HttpFailure as error:
-            raise SandboxUnavailable(f"{_host(url)} cannot be reached: {error.kind} ({self.reference.text})") from error
+            what = f"{_host(url)} cannot be reached for {self.reference.text}"
+            if error.kind in _TLS_FAILURES:
+                said, hint = _TLS_FAILURES[error.kind]
+                raise ImageNotPulled(f"{what}: {said}", hint=hint) from None
+            raise SandboxUnavailable(f"{what}: {_FAILURES.get(error.kind, error.kind)}") from error
 
     def _check_onward(self, url: str) -> None:
         """Plain HTTP only where the user named that very server with it."""
@@ -251,36 +284,23 @@ class RegistryClient:
             return True
 
     async def _token(self, url: str, headers: Mapping[str, str], form: bytes | None) -> str:
-        session = self._own if _origin(url) == self._origin else self._elsewhere
         kind = {"content-type": "application/x-www-form-urlencoded"} if form is not None else {}
         sent = {"user-agent": _AGENT, **headers, **kind}
-        async for attempt in stamina.retry_context(
-            on=_wait_for, attempts=ATTEMPTS, timeout=None, wait_initial=self._wait_s, wait_max=_LONGEST_WAIT_S
-        ):
-            with attempt:
-                try:
-                    stream = await session.stream(
-                        "POST" if form is not None else "GET", url, form, sent, connect_s=CONNECT_S, idle_s=IDLE_S
-                    )
-                except NotAllowed as error:
-                    raise self._not_allowed(url, str(error)) from None
-                except (TimeoutError, HttpFailure):
-                    raise SandboxUnavailable(
-                        f"the token server {_host(url)} of {self.endpoint.host} does not answer"
-                    ) from None
-                try:
-                    if stream.status in (401, 403):
-                        raise self._not_authorized(stream.status)
-                    if stream.status != 200:
-                        await self._refuse(stream)
-                    found = _as_object(await self._read(stream, MAX_DOCUMENT))
-                finally:
-                    await stream.aclose()
-                token = found.get("token") or found.get("access_token")
-                if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
-                    raise ImageNotPulled(f"the token server {_host(url)} of {self.endpoint.host} gave no token")
-                return token
-        raise AssertionError("unreachable: the last attempt raises")
+
+        async def ask() -> bytes:
+            stream = await self._open(url, sent, own=_origin(url) == self._origin, form=form)
+            try:
+                if stream.status != 200:
+                    await self._refuse(stream)
+                return await self._read(stream, MAX_DOCUMENT)
+            finally:
+                await stream.aclose()
+
+        found = _as_object(await self._again(ask))
+        token = found.get("token") or found.get("access_token")
+        if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
+            raise ImageNotPulled(f"the token server {_host(url)} of {self.endpoint.host} gave no token")
+        return token
 
     # refusals
 
@@ -330,12 +350,6 @@ class RegistryClient:
             f"{self._name}: a {what} has the digest {found[:19]}, not {named[:19]}, by which it is named",
             hint="the registry or something on the way is damaged; nothing of it was used",
         )
-
-
-def _wait_for(error: Exception) -> bool | float:
-    if not isinstance(error, SandboxUnavailable):
-        return False
-    return True if error.retry_after is None else error.retry_after
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:

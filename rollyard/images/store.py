@@ -118,19 +118,18 @@ class ImageStore:
         await self.catalog.name(record.id, [image] if names is None else as_tuple(names, "names"))
         return msgspec.structs.replace(done, record=record)
 
-    async def pull_missing(self, image: str, registries: Registries, *, timeout_s: float = PULL_TIMEOUT_S) -> bool:
-        """Fetch an image that is not here, where its registry may be asked; False where that is not so. Several who want the
-        same one wait for the first."""
-        whole = None if is_path(image) else canonical_name(image)
-        if self.catalog.look_up(image) is not None or whole is None:
+    def must_pull(self, image: str, registries: Registries) -> bool:
+        """Whether an image is not here, and its registry may be asked for it. An id or a path is of this machine alone."""
+        if is_path(image) or image.startswith(("img_", "snap_")) or self.catalog.look_up(image) is not None:
             return False
-        if not registries.endpoints(parse_reference(image)):
-            return False
-        key = hashlib.sha256(whole.encode()).hexdigest()[:24]
+        return canonical_name(image) is not None and bool(registries.endpoints(parse_reference(image)))
+
+    async def pull_missing(self, image: str, registries: Registries, *, timeout_s: float = PULL_TIMEOUT_S) -> None:
+        """Fetch an image that is not here. Several who want the same one wait for the first."""
+        key = hashlib.sha256(parse_reference(image).text.encode()).hexdigest()[:24]
         async with hold_lock_async(self.root / "locks" / f"pull-{key}", timeout_s):
             if self.catalog.look_up(image) is None:
                 await self.pull(image, registries, timeout_s=timeout_s)
-        return True
 
     async def commit(
         self,
