@@ -214,16 +214,18 @@ class _Pull:
     async def _ask(self, ask: Callable[[RegistryClient], Awaitable[T]]) -> T:
         """Of the first server that has an answer, which is asked first from then on. A mirror that lies is an error."""
         reasons: list[str] = []
-        for client in list(self._clients):
+        asked = list(self._clients)
+        for client in asked:
             try:
                 answer = await ask(client)
             except (SandboxUnavailable, ImageNotPulled) as error:
                 if isinstance(error, ImageNotPulled) and error.status is None:
                     raise
                 reasons.append(error.message)
-                if client is self._clients[-1]:
+                if client is asked[-1]:
                     raise _with_reasons(error, reasons[:-1]) from error
                 continue
+            self._clients.sort(key=lambda one: one is not client)
             return answer
         raise AssertionError("unreachable: the last server's error is raised")
 

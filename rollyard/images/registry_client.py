@@ -32,6 +32,7 @@ CONNECT_S = 15.0
 IDLE_S = 60.0  # a silence in the middle of an answer
 MAX_DOCUMENT = 8 << 20  # a manifest, a configuration, a token
 ATTEMPTS = 4  # without a byte gained between them
+_MIRROR_ATTEMPTS = 2  # there is another server to ask
 _MOST_ATTEMPTS = 100  # of one blob, however much each of them gained
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
@@ -63,6 +64,7 @@ class RegistryClient:
     ) -> None:
         self.endpoint, self.reference = endpoint, reference
         self._wait_s = wait_s
+        self._attempts = _MIRROR_ATTEMPTS if endpoint.mirror else ATTEMPTS
         self._base = f"{endpoint.url}/v2/{reference.repository}"
         self._origin = _origin(endpoint.url)
         self._known = (endpoint.rule, *registries.allowed)
@@ -121,7 +123,7 @@ class RegistryClient:
                 await self._fetch_rest(blob, path, told)
             except SandboxUnavailable as error:
                 vain = 0 if _size(path) > before else vain + 1
-                if vain >= ATTEMPTS:
+                if vain >= self._attempts:
                     raise
                 await self._wait(error, vain)
             else:
@@ -176,7 +178,7 @@ class RegistryClient:
 
     async def _again(self, ask: Callable[[], Awaitable[T]]) -> T:
         """An answer, asked for again while that may help."""
-        for vain in range(ATTEMPTS - 1):
+        for vain in range(self._attempts - 1):
             try:
                 return await ask()
             except SandboxUnavailable as error:
