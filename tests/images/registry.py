@@ -9,6 +9,8 @@ import os
 import re
 import shutil
 import subprocess
+import sys
+import sysconfig
 import tarfile
 import tempfile
 import threading
@@ -189,10 +191,7 @@ def shell_files():
         files[f"bin/{name}"] = "busybox"
     bash = shutil.which("bash")
     files["bin/bash"] = Path(bash).read_bytes()
-    said = subprocess.run(["ldd", bash], capture_output=True, text=True, check=True).stdout
-    for library in re.findall(r"(/\S+\.so\S*) \(", said):
-        files[library.lstrip("/")] = Path(library).resolve().read_bytes()
-    return files
+    return files | libraries_of(bash)
 
 
 def docker_config(folder, auths):
@@ -285,3 +284,34 @@ def token_server(folder):
 
 def _base64url(data):
     return base64.urlsafe_b64encode(data).rstrip(b"=")
+
+
+def python_files():
+    """The Python that runs this, without what no small program needs."""
+    home = Path(sys.base_prefix)
+    library = Path(sysconfig.get_path("stdlib", vars={"installed_base": str(home), "base": str(home)}))
+    files = {}
+    program = Path(sys.executable).resolve()
+    left_out = {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "idlelib",
+        "tkinter",
+        "ensurepip",
+        "__pycache__",
+        "lib2to3",
+        "pydoc_data",
+    }
+    for path in sorted(library.rglob("*")):
+        inner = path.relative_to(library)
+        if path.is_file() and not left_out & set(inner.parts) and not inner.parts[0].startswith("config-"):
+            files[str(path).lstrip("/")] = path.read_bytes()
+    files[str(program).lstrip("/")] = program.read_bytes()
+    files["bin/python3"] = str(program)
+    return files | libraries_of(program, *(library / "lib-dynload").glob("*.so"))
+
+
+def libraries_of(*programs):
+    said = subprocess.run(["ldd", *map(str, programs)], capture_output=True, text=True, check=False).stdout
+    return {path.lstrip("/"): Path(path).resolve().read_bytes() for path in set(re.findall(r"(/\S+\.so\S*) \(", said))}
