@@ -119,8 +119,8 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     pull: Annotated[
         tuple[str, ...],
         _help(
-            "a registry that images which are not here may be pulled from: [http://]HOST[:PORT][@ADDRESS], such as docker.io "
-            "(unset: those of the registries file); local backend",
+            "a registry that images which are not here may be pulled from, beside those of the registries file: "
+            "[http://]HOST[:PORT][@ADDRESS], such as docker.io; local backend",
             "operator",
         ),
     ] = ()
