@@ -40,7 +40,7 @@ REMEDIES: Mapping[str, Remedy] = {
     ),
     "ImageNotPulled": Remedy(
         "A registry has no such image, refuses it, or sent bytes that are not what their digest says; or it may not be asked.",
-        "Check the reference; `docker login REGISTRY` keeps an account that is used here too; `--pull REGISTRY` lets it be asked.",
+        "Check the reference; `docker login REGISTRY` keeps an account that is used here; `--pull REGISTRY` lets it be asked.",
     ),
     "IsolationTooWeak": Remedy(
         "The sandbox of this machine is weaker than the agent or `--min-isolation` asks for.",

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -16,12 +17,14 @@ import pytest
 from rollyard.core.errors import ConfigError, ImageNotPulled, SandboxUnavailable
 from rollyard.images.archives import is_whiteout
 from rollyard.images.manifests import parse_platform
+from rollyard.images.pull import DOWNLOADS
 from rollyard.images.registries import read_registries
 from rollyard.images.store import ImageStore
 from tests.images.conftest import LARGE
 from tests.images.registry import (
     PASSWORD,
     USER,
+    AnsweringServer,
     Layout,
     docker_config,
     make_certificate,
@@ -31,7 +34,7 @@ from tests.images.registry import (
     token_server,
 )
 from tests.sandbox.fault_proxy import fault_proxy
-from tests.waiting import until
+from tests.waiting import settle, until
 
 pytestmark = pytest.mark.anyio
 ROLLYARD = str(Path(sys.executable).with_name("rollyard"))
@@ -280,3 +283,37 @@ async def test_what_was_fetched_of_a_layer_and_left_is_swept(store):
     os.utime(old, (time.time() - 100, time.time() - 100))
     assert await store.sweep(unused_s=60) == ["old"]
     assert new.exists() and not old.exists()
+
+
+async def test_pulls_of_one_machine_share_a_few_downloads(store, tmp_path):
+    """Two images of three layers each, at once."""
+    layout = Layout(tmp_path / "layout")
+    manifests = {}
+    for name in ("one", "two"):
+        entry = layout.image([tar_of({f"{name}{n}": b"1"}) for n in range(3)])
+        manifests[name] = (layout.folder / "blobs/sha256" / entry["digest"].removeprefix("sha256:")).read_bytes()
+    layers = {layer["digest"] for data in manifests.values() for layer in json.loads(data)["layers"]}
+    go, lock, active, most = threading.Event(), threading.Lock(), set(), [0]
+
+    def answer(path, headers):
+        repository, _, last = path.removeprefix("/v2/acme/").partition("/")
+        if last.startswith("manifests/"):
+            return 200, {}, manifests[repository]
+        digest = last.removeprefix("blobs/")
+        if digest in layers:
+            with lock:
+                active.add(digest)
+                most[0] = max(most[0], len(active))
+            go.wait(60)
+            with lock:
+                active.discard(digest)
+        return 200, {}, (layout.folder / "blobs/sha256" / digest.removeprefix("sha256:")).read_bytes()
+
+    with AnsweringServer(answer) as server:
+        async with asyncio.TaskGroup() as group:
+            for name in manifests:
+                group.create_task(pull(store, f"{server.host}/acme/{name}:1"))
+            await until(lambda: len(active) >= DOWNLOADS)
+            await settle()
+            go.set()
+    assert most == [DOWNLOADS] and len(store.catalog.records()) == 2

@@ -192,6 +192,24 @@ async def test_a_manifest_that_is_none_is_an_error_of_ours(store, body):
             await pull(store, server)
 
 
+async def test_a_server_that_was_named_with_tls_is_not_asked_without(store):
+    image = Image(tar_of({"file": b"1"}))
+    with AnsweringServer(image.answer) as other:
+
+        def answer(path, headers):
+            return (
+                (307, {"Location": f"http://{other.host}{path}"}, b"")
+                if "/blobs/" in path
+                else image.answer(path, headers)
+            )
+
+        with AnsweringServer(answer) as server:
+            with pytest.raises(ImageNotPulled, match="is not asked: it is not reached over TLS"):
+                await pull(store, server, f"https://{other.host}")
+            assert other.seen == []
+            await pull(store, server, f"http://{other.host}")
+
+
 async def test_a_redirect_without_end_ends(store):
     with AnsweringServer(lambda path, headers: (302, {"Location": path}, b"")) as server:
         with pytest.raises(ImageNotPulled, match="redirects without end"):
