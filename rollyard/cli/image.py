@@ -99,9 +99,10 @@ def pull(
         return
     typer.echo(f"{done.record.id}  {', '.join([image] if names is None else names)}".rstrip())
     here = done.layers - done.fetched_layers
+    typer.echo(done.digest)
     typer.echo(
-        f"{done.digest} from {done.endpoint}: {done.fetched_layers} of {done.layers} layers fetched, "
-        f"{done.fetched_bytes / 2**20:.1f} MiB" + (f"; {here} were here" if here else "")
+        f"{done.fetched_layers} of {done.layers} layers fetched from {done.endpoint}, {done.fetched_bytes / 2**20:.1f} MiB"
+        + (f"; {here} were here" if here else "")
     )
     if foreign and not name:
         typer.echo(f"It is for {wanted.text}: open it by its id, or name it with --name.")
