@@ -26,6 +26,10 @@ import pytest
 USER, PASSWORD = "tester", "the-registry-password"
 _HTPASSWD = "tester:$2b$04$3dkciHk1SORGEnFRKAILOOnnkTnwpYzrXVMb1flf/zoS0TD3EkZOm\n"  # bcrypt of PASSWORD
 _OCI = "application/vnd.oci.image"
+_PACK = {
+    "gzip": lambda data: gzip.compress(data, 1, mtime=0),
+    "zstd": lambda data: subprocess.run(["zstd", "-cq"], input=data, capture_output=True, check=True).stdout,
+}
 
 
 def require_registry():
@@ -136,9 +140,9 @@ class Layout:
         (self.folder / "blobs/sha256" / sha256(data).removeprefix("sha256:")).write_bytes(data)
         return {"mediaType": kind, "digest": sha256(data), "size": len(data)}
 
-    def image(self, layers, *, config=None, architecture="amd64", diff_ids=None):
+    def image(self, layers, *, config=None, architecture="amd64", diff_ids=None, packing="gzip"):
         """`layers` are tars. Gives the image's entry for an index; it is the layout's one image until another is added."""
-        packed = [self.blob(gzip.compress(layer, 1, mtime=0), f"{_OCI}.layer.v1.tar+gzip") for layer in layers]
+        packed = [self.blob(_PACK[packing](layer), f"{_OCI}.layer.v1.tar+{packing}") for layer in layers]
         document = {
             "architecture": architecture,
             "os": "linux",

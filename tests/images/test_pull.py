@@ -5,6 +5,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -68,6 +69,18 @@ async def test_an_image_of_either_format_opens_with_its_layers_settings_and_remo
     again = await pull(store, f"{registry.host}/acme/base:docker")  # a Docker manifest of the child's lower layer
     assert (again.layers, again.fetched_layers, again.fetched_bytes) == (1, 0, 0)
     assert list((store.root / "downloads").iterdir()) == []
+
+
+async def test_a_layer_packed_with_zstd_is_unpacked(registry, store, tmp_path):
+    if shutil.which("zstd") is None:
+        pytest.skip("zstd is not installed: apt-get install zstd")
+    layout = Layout(tmp_path / "layout")
+    layout.image([tar_of({"file": b"1"})], packing="zstd")
+    registry.push(layout.folder, "acme/packed:1")
+    done = await pull(store, f"{registry.host}/acme/packed:1")
+    (layer,) = json.loads(registry.blob(done.digest).read_bytes())["layers"]
+    (tree,) = (await store.resolve(done.record.id)).lowers
+    assert layer["mediaType"].endswith("tar+zstd") and (Path(tree) / "file").read_bytes() == b"1"
 
 
 async def test_a_digest_names_an_image_for_good(registry, store):
