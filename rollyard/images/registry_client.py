@@ -44,6 +44,7 @@ _FAILURES = {
     "ClientConnectorDNSError": "no connection, or no such name",
     "ServerDisconnectedError": "it closed the connection",
     "ClientOSError": "the connection broke",
+    "SocketTimeoutError": "it fell silent",
     "ClientPayloadError": "the connection broke",
 }
 _TLS_FAILURES = {
@@ -125,7 +126,7 @@ class RegistryClient:
                 vain = 0 if _size(path) > before else vain + 1
                 if vain >= self._attempts:
                     raise
-                await self._wait(error, vain)
+                await self._wait(error, max(0, vain - 1))
             else:
                 return
         raise SandboxUnavailable(f"{self._name}: the connection broke {_MOST_ATTEMPTS} times in one layer")
