@@ -280,6 +280,31 @@ MUTANTS = (
         "told=told",
         "tests/runs/test_tree.py -k stopped_tree",
     ),
+    # what a registry and a task may make this machine do
+    Mutant(
+        "images/registry_client.py",
+        "used = self._authorization if own else None",
+        "used = self._authorization",
+        "tests/images/test_pull_attacks.py -k password",
+    ),
+    Mutant(
+        "images/registry_client.py",
+        "if found != blob.digest and begun:",
+        "if found == blob.digest or not begun:\n            return\n        if begun:",
+        "tests/images/test_pull.py -k bytes_that_are_not",
+    ),
+    Mutant(
+        "images/oci.py",
+        "if not is_digest(str(diff_id)):",
+        "if False:",
+        "tests/images/test_pull_attacks.py -k by_a_digest",
+    ),
+    Mutant(
+        "net/http_session.py",
+        "if self._rules is not None:",
+        "if False:",
+        "tests/net/test_checked_session.py -k leads_to_this_machine",
+    ),
 )
 
 

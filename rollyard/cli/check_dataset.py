@@ -8,6 +8,8 @@ from typing import Annotated
 import anyio
 import typer
 
+from rollyard.cli.options import PullFrom
+
 
 def dataset(
     name: Annotated[str, typer.Argument(help="dataset, NAME or NAME@VERSION, or anything that `check tasks` takes")],
@@ -28,6 +30,7 @@ def dataset(
     build_network: Annotated[
         str | None, typer.Option("--build-network", help="what builds alone may reach: none, allow:HOST,... or public")
     ] = None,
+    pull: PullFrom = None,
     results: Annotated[
         Path | None,
         typer.Option(help="a file to add each outcome to, as JSON; tasks that are in it are not run again"),
@@ -52,6 +55,7 @@ def dataset(
         parallel=parallel,
         network=network,
         build_network=build_network,
+        pull=tuple(pull or ()),
         logs=logs,
         trust_tasks=trust_tasks,
         filter=only,

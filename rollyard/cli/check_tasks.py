@@ -7,6 +7,8 @@ from typing import Annotated
 import anyio
 import typer
 
+from rollyard.cli.options import PullFrom
+
 
 def tasks(
     path: Annotated[str, typer.Argument(help="task folder, folder of tasks, dataset, JSON Lines or Python taskset")],
@@ -20,6 +22,7 @@ def tasks(
     network: Annotated[
         str, typer.Option("--network", help="what tasks may reach: task, none, allow:HOST,... or public")
     ] = "task",
+    pull: PullFrom = None,
     trust_tasks: Annotated[
         bool, typer.Option("--trust-tasks", help="trust the authors of tasks from elsewhere with this machine")
     ] = False,
@@ -37,6 +40,7 @@ def tasks(
         repeats=0 if lint_only else repeats,
         parallel=parallel,
         network=network,
+        pull=tuple(pull or ()),
         trust_tasks=trust_tasks,
         allow_unsafe=allow_unsafe,
         filter=only,

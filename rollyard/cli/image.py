@@ -1,4 +1,4 @@
-"""`rollyard image add|list|rm|layer`: the images and layers that sandboxes open from."""
+"""`rollyard image add|pull|list|rm|layer`: the images and layers that sandboxes open from."""
 
 from __future__ import annotations
 
@@ -44,6 +44,68 @@ def add(
         print_json({"image": record, "names": names})
     else:
         typer.echo(f"{record.id}  {', '.join(names)}")
+
+
+@app.command()
+def pull(
+    reference: Annotated[
+        str, typer.Argument(help="[http[s]://][REGISTRY/]REPOSITORY[:TAG][@DIGEST], such as python:3.12-slim")
+    ],
+    mirror: Annotated[
+        list[str] | None, typer.Option(help="http[s]://HOST[:PORT] to ask before the registry; may be repeated")
+    ] = None,
+    platform: Annotated[
+        str | None, typer.Option(help="OS/ARCHITECTURE[/VARIANT], such as linux/arm64 (unset: this machine's)")
+    ] = None,
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="name to store it under, instead of its reference; may be repeated"),
+    ] = None,
+    pull_from: Annotated[
+        list[str] | None,
+        typer.Option("--pull", help="another server that the registry may lead to: [http://]HOST[:PORT][@ADDRESS]"),
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="seconds that it may take")] = 3600.0,
+    json: Json = False,
+) -> None:
+    """Fetch an image from a registry, without a container engine. Layers that are here are not fetched again.
+
+    Credentials are read as `docker login` keeps them, or from DOCKER_AUTH_CONFIG. A pull that broke off goes on where it was.
+    """
+    import sys
+
+    from rollyard.cli.pull_progress import show_progress
+    from rollyard.core.errors import ConfigError
+    from rollyard.images.manifests import parse_platform, this_platform
+    from rollyard.images.reference import parse_reference
+    from rollyard.images.registries import named_by_user, read_registries
+    from rollyard.images.store import ImageStore
+
+    scheme, _, image = reference.rpartition("://")
+    if scheme not in ("", "http", "https"):
+        raise ConfigError(f"{scheme}:// is not how a registry is reached", hint="http:// or https://")
+    found = parse_reference(image)
+    registries = read_registries(pull_from or (), mirrors={found.registry: mirror or ()})
+    registries = registries.naming(named_by_user(found, secure=scheme == "https" if scheme else None))
+    wanted = parse_platform(platform) if platform is not None else this_platform()
+    foreign = (wanted.os, wanted.architecture) != (this_platform().os, this_platform().architecture)
+    names = name if name else [] if foreign else None
+    with show_progress(image, shown=not json and sys.stderr.isatty()) as told:
+        done = anyio.run(
+            lambda: ImageStore().pull(image, registries, names=names, platform=wanted, timeout_s=timeout, told=told)
+        )
+    if json:
+        print_json(done)
+        return
+    typer.echo(f"{done.record.id}  {', '.join([image] if names is None else names)}".rstrip())
+    here = done.layers - done.fetched_layers
+    typer.echo(done.digest)
+    typer.echo(
+        f"{done.fetched_layers} of {done.layers} layers fetched from {done.endpoint}, {done.fetched_bytes / 2**20:.1f} MiB"
+        + (f"; {here} were here" if here else "")
+    )
+    if foreign and not name:
+        typer.echo(f"It is for {wanted.text}: open it by its id, or name it with --name.")
 
 
 @app.command("list")

@@ -27,6 +27,9 @@ AllowHosts = Annotated[
 ]
 
 
+PullFrom = Annotated[list[str] | None, typer.Option("--pull", help=OPTIONS["pull"].help)]
+
+
 def with_rollout_options(command: Callable[..., None]) -> Callable[..., None]:
     """The command with one option for each of a rollout's; its parameter `options` gets those that were given."""
 

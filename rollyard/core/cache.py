@@ -14,7 +14,7 @@ import os
 import secrets
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from glob import escape
 from pathlib import Path
@@ -86,6 +86,19 @@ async def hold_lock_async(path: Path, wait_s: float) -> AsyncGenerator[None]:
     while (handle := _try_lock(path)) is None:
         _check_wait(path, until, wait_s)
         await asyncio.sleep(_POLL_S)  # the holder is another process: no event can tell
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+@asynccontextmanager
+async def hold_one_of(paths: Sequence[Path], wait_s: float) -> AsyncGenerator[None]:
+    """One of several locks between processes, whichever is free first: at most so many do this on the machine at a time."""
+    until = time.monotonic() + wait_s
+    while (handle := next((found for path in paths if (found := _try_lock(path)) is not None), None)) is None:
+        _check_wait(paths[0], until, wait_s)
+        await asyncio.sleep(_POLL_S)  # the holders are other processes: no event can tell
     try:
         yield
     finally:

@@ -5,6 +5,7 @@
     │   ├── UnknownName            a name no registry knows; lists those that exist
     │   ├── MissingExtra           an optional package is not installed; carries the pip command
     │   ├── Unsupported            a capability or option this part does not have
+    │   ├── ImageNotPulled         a registry has no such image, refuses it, or sent other bytes than it names
     │   └── IsolationTooWeak       the sandbox cannot give the isolation that was asked for
     ├── Interrupted                a person stopped it (Ctrl-C); says what is done and how to go on
     ├── CannotListen               the address of a server is taken, or is not this machine's
@@ -101,6 +102,16 @@ class MissingExtra(ConfigError):
 
 class Unsupported(ConfigError):
     """What was asked for is real, but this part cannot do it; the message names the part and the option."""
+
+
+class ImageNotPulled(ConfigError):
+    """Asking again is answered alike. `status` is the registry's HTTP status, where it is what refused."""
+
+    boundary: ClassVar[Boundary | None] = "sandbox"
+
+    def __init__(self, message: str, *, status: int | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
 
 
 class IsolationTooWeak(ConfigError):

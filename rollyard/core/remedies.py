@@ -38,6 +38,10 @@ REMEDIES: Mapping[str, Remedy] = {
         "This agent, backend or policy does not have the option or the ability that was asked for.",
         "Leave the option out, or choose another part; docs/agents.md and docs/sandboxes/index.md say what each can do.",
     ),
+    "ImageNotPulled": Remedy(
+        "A registry has no such image, refuses it, or sent bytes that are not what their digest says; or it may not be asked.",
+        "Check the reference; `docker login REGISTRY` keeps an account that is used here; `--pull REGISTRY` lets it be asked.",
+    ),
     "IsolationTooWeak": Remedy(
         "The sandbox of this machine is weaker than the agent or `--min-isolation` asks for.",
         "`rollyard doctor` says what is missing; use `--sandbox docker`, or ask for less with `--min-isolation`.",

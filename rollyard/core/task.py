@@ -85,6 +85,7 @@ class Site(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     os: Literal["linux", "windows"] = "linux"
     build_timeout_s: float = 600.0
     build_hosts: tuple[str, ...] = ()  # what its Dockerfile's commands may reach; the caller's word, never the task's
+    pull: tuple[str, ...] = ()  # registries that images which are not here are pulled from; the caller's word too
 
     def __post_init__(self) -> None:
         check_sequences(self, commands=("setup",))

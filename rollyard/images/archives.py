@@ -47,14 +47,18 @@ class Unpacked(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hashed:
-    """A reader that hashes what passes through it."""
+    """A reader that hashes what passes through it, and ends what is larger than `max_bytes`."""
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    def __init__(self, stream: IO[bytes], max_bytes: int | None = None) -> None:
         self._stream = stream
         self._digest = hashlib.sha256()
+        self._max_bytes, self._bytes = max_bytes, 0
 
     def read(self, size: int = -1) -> bytes:
         data = self._stream.read(size)
+        self._bytes += len(data)
+        if self._max_bytes is not None and self._bytes > self._max_bytes:
+            raise ConfigError(f"the tar has more than {self._max_bytes:,} bytes when it is unpacked")
         self._digest.update(data)
         return data
 
@@ -155,12 +159,19 @@ def list_members(archive: tarfile.TarFile, limit: int = MAX_BLOBS) -> dict[str, 
 
 
 def unpack(
-    stream: IO[bytes], root: Path, *, whiteouts: bool = False, passing: bool = False, max_members: int = MAX_MEMBERS
+    stream: IO[bytes],
+    root: Path,
+    *,
+    whiteouts: bool = False,
+    passing: bool = False,
+    max_members: int = MAX_MEMBERS,
+    max_bytes: int | None = None,
 ) -> Unpacked:
     """Unpack a tar into `root`, which must be ours. A damaged or hostile archive raises `ConfigError`. `passing`: the tree only
-    passes through this host, so nothing gets an owner of the archive's choice or a set-user-id bit."""
+    passes through this host, so nothing gets an owner of the archive's choice or a set-user-id bit. `max_bytes` bounds the
+    tar without its compression."""
     with _damage_named(), decompress(stream) as plain:
-        hashed = Hashed(plain)
+        hashed = Hashed(plain, max_bytes)
         with tarfile.open(fileobj=cast(IO[bytes], hashed), mode="r|", errorlevel=2, tarinfo=_Header) as archive:
             unpacker = _Unpacker(root, whiteouts, passing)
             for member in archive:

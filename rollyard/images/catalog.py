@@ -16,6 +16,7 @@ from rollyard.core.cache import hold_lock_async, replace_file
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.home import private_dir
 from rollyard.images.oci import ImageConfig
+from rollyard.images.reference import canonical_name
 
 Kind = Literal["image", "snapshot"]
 
@@ -62,8 +63,12 @@ class ImageCatalog:
             return None
 
     def look_up(self, image: str) -> ImageRecord | None:
-        """By name, alias or id."""
-        return self.load(self.names().get(image, image))
+        """By name, alias or id; `python:3.12` and `docker.io/library/python:3.12` are one name."""
+        names = self.names()
+        if (record := self.load(names.get(image, image))) is not None or (whole := canonical_name(image)) is None:
+            return record
+        same = next((target for name, target in names.items() if canonical_name(name) == whole), None)
+        return None if same is None else self.load(same)
 
     def save(self, record: ImageRecord) -> ImageRecord:
         """Keep a record; when its id is taken, the one that is there stands."""

@@ -33,7 +33,7 @@ def import_image(stacks: Stacks, path: Path) -> tuple[ImageRecord, tuple[str, ..
                     return _import_oci(stacks, ArchiveBlobs(archive), str(path))
     with path.open("rb") as stream:
         tree, size = _unpack(stacks, stream, None)
-    return _record([f"tree:{tree}"], str(path), ImageConfig(), size), ()
+    return make_record([f"tree:{tree}"], str(path), ImageConfig(), size), ()
 
 
 def _import_oci(stacks: Stacks, blobs: Blobs, source: str) -> tuple[ImageRecord, tuple[str, ...]]:
@@ -41,12 +41,16 @@ def _import_oci(stacks: Stacks, blobs: Blobs, source: str) -> tuple[ImageRecord,
     stack: list[str] = []
     size = 0
     for layer in image.layers:
-        expected = layer.diff_id.partition(":")[2]
-        if not (stacks.root / "trees" / expected[:24]).is_dir():
+        if not stacks.has(layer.diff_id):
             with blobs.open(layer.blob) as stream:
-                size += _unpack(stacks, stream, expected)[1]
-        stack.insert(0, f"tree:{expected[:24]}")
-    return _record(stack, source, image.config, size), image.tags
+                size += unpack_layer(stacks, stream, layer.diff_id)
+        stack.insert(0, f"tree:{layer.diff_id[:24]}")
+    return make_record(stack, source, image.config, size), image.tags
+
+
+def unpack_layer(stacks: Stacks, stream: IO[bytes], diff_id: str, *, max_bytes: int | None = None) -> int:
+    """A layer becomes the tree that its digest names; gives the bytes of its files."""
+    return _unpack(stacks, stream, diff_id, max_bytes)[1]
 
 
 def _import_directory(stacks: Stacks, path: Path) -> ImageRecord:
@@ -54,13 +58,13 @@ def _import_directory(stacks: Stacks, path: Path) -> ImageRecord:
     with stacks.making(lambda: name) as scratch:
         size = copy_upper(path, scratch)
         name = tree_digest(manifest(scratch))[:24]
-    return _record([f"tree:{name}"], str(path), ImageConfig(), size)
+    return make_record([f"tree:{name}"], str(path), ImageConfig(), size)
 
 
-def _unpack(stacks: Stacks, stream: IO[bytes], expected: str | None) -> tuple[str, int]:
+def _unpack(stacks: Stacks, stream: IO[bytes], expected: str | None, max_bytes: int | None = None) -> tuple[str, int]:
     name = ""
     with stacks.making(lambda: name) as scratch:
-        unpacked = unpack(stream, scratch, whiteouts=expected is not None)
+        unpacked = unpack(stream, scratch, whiteouts=expected is not None, max_bytes=max_bytes)
         if expected is not None and unpacked.digest != expected:
             raise ConfigError(
                 f"a layer's contents are {unpacked.digest[:12]}, not the {expected[:12]} it is named by",
@@ -70,7 +74,7 @@ def _unpack(stacks: Stacks, stream: IO[bytes], expected: str | None) -> tuple[st
     return name, unpacked.bytes
 
 
-def _record(stack: list[str], source: str, config: ImageConfig, size: int) -> ImageRecord:
+def make_record(stack: list[str], source: str, config: ImageConfig, size: int) -> ImageRecord:
     digest = hashlib.sha256(msgspec.json.encode([stack, config])).hexdigest()[:24]
     return ImageRecord(id=f"img_{digest}", source=source, stack=tuple(stack), config=config, bytes=size)
 

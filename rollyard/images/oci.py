@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import platform
 import tarfile
 from collections.abc import Generator
 from pathlib import Path
@@ -18,8 +17,8 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.images.archives import list_members
-
-ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+from rollyard.images.manifests import this_platform
+from rollyard.images.reference import is_digest
 
 
 class ImageConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,7 +39,7 @@ class Blobs(Protocol):
 
 
 class OciLayer(msgspec.Struct, frozen=True):
-    """`blob` is the file's name among the blobs; `diff_id` is what its uncompressed bytes must hash to."""
+    """`blob` is the file's name among the blobs; `diff_id` is what its uncompressed bytes must hash to, in hexadecimal."""
 
     blob: str
     diff_id: str
@@ -116,10 +115,10 @@ def _docker_image(blobs: Blobs) -> OciImage:
         raise ConfigError(f"the archive holds {len(entries)} images: {', '.join(tags)}", hint="save them one by one")
     entry: dict[str, Any] = entries[0]
     config = _json(blobs, entry["Config"])
-    layers = zip(entry["Layers"], config["rootfs"]["diff_ids"], strict=True)
+    layers = zip(entry["Layers"], read_diff_ids(config, len(entry["Layers"])), strict=True)
     return OciImage(
         layers=tuple(OciLayer(blob, diff_id) for blob, diff_id in layers),
-        config=_settings(config),
+        config=read_config(config),
         tags=tuple(entry.get("RepoTags") or ()),
     )
 
@@ -128,7 +127,7 @@ def _oci_image(blobs: Blobs, index: dict[str, Any], depth: int = 0) -> OciImage:
     manifests: list[dict[str, Any]] = [m for m in index["manifests"] if _runs_here(m.get("platform") or {})]
     if len(manifests) != 1 or depth > 4:
         raise ConfigError(
-            f"{len(manifests)} images in the archive are for linux/{_architecture()}; exactly one is wanted",
+            f"{len(manifests)} images in the archive are for {this_platform().text}; exactly one is wanted",
             hint="save a single image for one platform",
         )
     found = manifests[0]
@@ -136,24 +135,33 @@ def _oci_image(blobs: Blobs, index: dict[str, Any], depth: int = 0) -> OciImage:
     if "manifests" in document:
         return _oci_image(blobs, document, depth + 1)
     config = _blob_json(blobs, document["config"]["digest"])
-    layers = zip(document["layers"], config["rootfs"]["diff_ids"], strict=True)
+    layers = zip(document["layers"], read_diff_ids(config, len(document["layers"])), strict=True)
     name = (found.get("annotations") or {}).get("io.containerd.image.name")
     return OciImage(
         layers=tuple(OciLayer(_blob_name(layer["digest"]), diff_id) for layer, diff_id in layers),
-        config=_settings(config),
+        config=read_config(config),
         tags=(name,) if name else (),
     )
 
 
 def _runs_here(wanted: dict[str, Any]) -> bool:
-    return wanted.get("os", "linux") == "linux" and wanted.get("architecture", _architecture()) == _architecture()
+    here = this_platform()
+    return wanted.get("os", here.os) == here.os and wanted.get("architecture", here.architecture) == here.architecture
 
 
-def _architecture() -> str:
-    return ARCHITECTURES.get(platform.machine(), platform.machine())
+def read_diff_ids(document: dict[str, Any], layers: int) -> tuple[str, ...]:
+    """The digests that an image's configuration names its unpacked layers by, in hexadecimal, lowest first. They become names of
+    directories here, so nothing but a digest is one."""
+    found: list[Any] = document["rootfs"]["diff_ids"]
+    if len(found) != layers:
+        raise ConfigError(f"the image has {layers} layers, and its configuration names {len(found)}")
+    for diff_id in found:
+        if not is_digest(str(diff_id)):
+            raise ConfigError(f"a layer is named by {str(diff_id)[:100]!r}; only sha256 digests are known")
+    return tuple(str(diff_id).partition(":")[2] for diff_id in found)
 
 
-def _settings(document: dict[str, Any]) -> ImageConfig:
+def read_config(document: dict[str, Any]) -> ImageConfig:
     config: dict[str, Any] = document.get("config") or {}
     env = dict(pair.partition("=")[::2] for pair in config.get("Env") or ())
     return ImageConfig(

@@ -41,6 +41,10 @@ class Stacks:
             self._touch(name)
         return path
 
+    def has(self, digest: str) -> bool:
+        """Whether the layer of this digest is unpacked here."""
+        return (self.root / "trees" / digest[:24]).is_dir()
+
     def shallow(self, stack: tuple[str, ...], *, bottom: bool) -> tuple[str, ...]:
         """The stack itself; or, when it is too deep, one whose own part is merged into a single tree. `bottom` says that
         nothing lies below the stack."""
@@ -81,6 +85,10 @@ class Stacks:
             for path in (self.root / kind).glob(".*-*")
             if path.name.startswith((".new-", ".old-"))
         )
+        for part in (self.root / "downloads").glob("*"):  # of layers that nobody went on to fetch
+            if part.stat().st_mtime < before:
+                part.unlink(missing_ok=True)
+                removed.append(part.name)
         for tree in [*(self.root / "trees").glob("[!.]*"), *left_over]:
             used = self.root / "used" / tree.name
             last = used.stat().st_mtime if used.exists() else tree.stat().st_ctime

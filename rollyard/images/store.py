@@ -2,6 +2,7 @@
 
     host/     skeletons of the `host` image (`host.py`)      images/, names.json   records and names (`catalog.py`)
     layers/   built layers (`layers.py`)                     trees/                what records point to (`stacks.py`)
+    downloads/  layers that are being pulled (`pull.py`)
 
 Everything is immutable once it has its name, so nothing needs a lock to be opened.
 """
@@ -26,8 +27,12 @@ from rollyard.images.catalog import ImageCatalog, ImageRecord, Kind
 from rollyard.images.host import host_rootfs
 from rollyard.images.imports import import_image
 from rollyard.images.layers import LayerRecord, Layers
+from rollyard.images.manifests import Platform
 from rollyard.images.oci import ImageConfig
 from rollyard.images.packages import SandboxRun
+from rollyard.images.pull import PULL_TIMEOUT_S, PulledImage, Told, pull
+from rollyard.images.reference import canonical_name, parse_reference
+from rollyard.images.registries import Registries
 from rollyard.images.rootfs import HostTree, Rootfs
 from rollyard.images.snapshots import copy_upper
 from rollyard.images.stacks import Stacks
@@ -57,7 +62,7 @@ class ImageStore:
         if is_path(image):
             return await self._find_path(Path(image).expanduser().absolute())
         known = ["host", *self.catalog.names()]
-        raise UnknownName("image", image, known, hint=f"add it with `rollyard image add SOURCE --name {image}`")
+        raise UnknownName("image", image, known, hint=_how_to_get(image))
 
     async def layer(
         self,
@@ -94,6 +99,37 @@ class ImageStore:
                 record = self.catalog.save(found)
         await self.catalog.name(record.id, [*as_tuple(names, "names"), *tags])
         return record
+
+    async def pull(
+        self,
+        image: str,
+        registries: Registries,
+        *,
+        names: Sequence[str] | None = None,
+        platform: Platform | None = None,
+        timeout_s: float = PULL_TIMEOUT_S,
+        told: Told | None = None,
+    ) -> PulledImage:
+        """Fetch what a registry has under this reference now, and name it so, or by `names`. Layers that are here stay."""
+        reference = parse_reference(image)
+        done = await pull(self._stacks, reference, registries, platform=platform, timeout_s=timeout_s, told=told)
+        async with hold_lock_async(self.root / "locks" / "import", IMPORT_TIMEOUT_S):
+            record = self.catalog.save(done.record)
+        await self.catalog.name(record.id, [image] if names is None else as_tuple(names, "names"))
+        return msgspec.structs.replace(done, record=record)
+
+    def must_pull(self, image: str, registries: Registries) -> bool:
+        """Whether an image is not here, and its registry may be asked for it. An id or a path is of this machine alone."""
+        if is_path(image) or image.startswith(("img_", "snap_")) or self.catalog.look_up(image) is not None:
+            return False
+        return canonical_name(image) is not None and bool(registries.endpoints(parse_reference(image)))
+
+    async def pull_missing(self, image: str, registries: Registries, *, timeout_s: float = PULL_TIMEOUT_S) -> None:
+        """Fetch an image that is not here. Several who want the same one wait for the first."""
+        key = hashlib.sha256(parse_reference(image).text.encode()).hexdigest()[:24]
+        async with hold_lock_async(self.root / "locks" / f"pull-{key}", timeout_s):
+            if self.catalog.look_up(image) is None:
+                await self.pull(image, registries, timeout_s=timeout_s)
 
     async def commit(
         self,
@@ -211,6 +247,14 @@ class ImageStore:
         record = await self.add(str(path))
         replace_file(seen, record.id.encode())
         return record
+
+
+def _how_to_get(image: str) -> str:
+    added = f"`rollyard image add SOURCE --name {image}` takes it from a file"
+    if canonical_name(image) is None:
+        return added
+    registry = parse_reference(image).registry
+    return f"`rollyard image pull {image}` fetches it, --pull {registry} lets a run do that; {added}"
 
 
 def _with_layers(record: ImageRecord, layers: Sequence[str]) -> tuple[str, ...]:

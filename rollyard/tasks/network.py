@@ -1,5 +1,5 @@
 """The network a task gets in each of its phases, out of what it asks for and what the caller wishes (`--network`,
-`--build-network`)."""
+`--build-network`, `--pull`)."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ def is_public(task: Task) -> bool:
     return task.network == "host" or PUBLIC in task.allowed_hosts
 
 
-def give_network(task: Task, wish: NetworkWish, can: Capabilities, *, building: NetworkWish) -> Task:
-    """The task with the networks that it gets, its builds by a wish of their own. The public network is any name, through the
-    proxy, where there is one."""
+def give_network(
+    task: Task, wish: NetworkWish, can: Capabilities, *, building: NetworkWish, pull: tuple[str, ...] = ()
+) -> Task:
+    """The task with the networks that it gets, its builds by a wish of their own, and its images from the registries of `pull`.
+    The public network is any name, through the proxy, where there is one."""
 
-    build_hosts = give_hosts((None, ()), building, can)[1]
+    callers = {"build_hosts": give_hosts((None, ()), building, can)[1], "pull": pull}
 
     def give(network: str | None, hosts: tuple[str, ...]) -> dict[str, object]:
         _check_author(task, hosts)
@@ -42,7 +44,7 @@ def give_network(task: Task, wish: NetworkWish, can: Capabilities, *, building: 
         own = give(spec.network, spec.allowed_hosts) if spec.network is not None else {}
         site = spec.site
         if site is not None:
-            site = msgspec.structs.replace(site, **give(site.network, site.allowed_hosts), build_hosts=build_hosts)
+            site = msgspec.structs.replace(site, **give(site.network, site.allowed_hosts), **callers)
         return msgspec.structs.replace(spec, **own, site=site)
 
     steps = tuple(
@@ -57,7 +59,7 @@ def give_network(task: Task, wish: NetworkWish, can: Capabilities, *, building: 
         setup = give(task.setup_network, task.setup_hosts)
         task = msgspec.structs.replace(task, setup_network=setup["network"], setup_hosts=setup["allowed_hosts"])
     own = give(task.network, task.allowed_hosts)
-    return msgspec.structs.replace(task, **own, build_hosts=build_hosts, verifier=judge(task.verifier), steps=steps)
+    return msgspec.structs.replace(task, **own, **callers, verifier=judge(task.verifier), steps=steps)
 
 
 def give_hosts(asked: Asked, wish: NetworkWish, can: Capabilities) -> Asked:

@@ -37,7 +37,14 @@ _MEANING: dict[str, tuple[Literal["error", "warning"], str]] = {
 
 
 async def find_leaks(
-    task: Task, backend: Backend, provision: Provision, *, network: str, build_network: str | None, allow_unsafe: bool
+    task: Task,
+    backend: Backend,
+    provision: Provision,
+    *,
+    network: str,
+    build_network: str | None,
+    pull: tuple[str, ...] = (),
+    allow_unsafe: bool,
 ) -> list[TaskFinding]:
     """One rollout of a probe in the agent's place, without a verdict."""
     needles = await anyio.to_thread.run_sync(make_needles, task)
@@ -53,6 +60,7 @@ async def find_leaks(
             provision=provision,
             network=network,
             build_network=build_network,
+            pull=pull,
             allow_unsafe=allow_unsafe,
         )
     if done.failure is not None and done.failure.stage in ("provision", "install", "prepare"):

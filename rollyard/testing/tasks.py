@@ -73,6 +73,7 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     parallel: int = 2
     network: str = "task"
     build_network: str | None = None
+    pull: tuple[str, ...] = ()
     logs: Path | None = None  # where all that verifiers wrote is kept
     trust_tasks: bool = False
     allow_unsafe: bool = False
@@ -145,6 +146,7 @@ async def check_task(task: Task, backend: Backend, options: CheckOptions, provis
             provision,
             network=options.network,
             build_network=options.build_network,
+            pull=options.pull,
             allow_unsafe=options.allow_unsafe,
         )
         if options.trivial:
@@ -175,6 +177,7 @@ async def _prove(
                 provision=provision,
                 network=options.network,
                 build_network=options.build_network,
+                pull=options.pull,
                 allow_unsafe=options.allow_unsafe,
                 collect=[f"{LOGS}/*"] if options.logs is not None else [],
             )

@@ -24,6 +24,7 @@ class Fault:
     lose    the server answers, the client gets `status` instead
     reset   the server answers, the client's connection is reset after `after` bytes of the answer
     cut     the client's connection is reset once `seen` (or `after` bytes) of the answer has passed
+    hold    `after` bytes of the answer pass, and then nothing for as long as the client waits
     slow    the answer comes `piece` bytes at a time
     stall   the server answers, and nothing of it comes
     """
@@ -48,6 +49,7 @@ class FaultProxy:
     connect: Callable  # -> (reader, writer) of the server
     faults: list[Fault] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)
     open: list[tuple[str, asyncio.StreamWriter]] = field(default_factory=list)
 
     def add(self, kind: str, request: str, **options) -> Fault:
@@ -71,6 +73,7 @@ class FaultProxy:
             head = await reader.readuntil(b"\r\n\r\n")
             line = " ".join(head.split(b"\r\n", 1)[0].decode().split()[:2])
             self.requests.append(line)
+            self.heads.append(head.decode("latin-1"))
             fault = next((one for one in self.faults if one.matches(line)), None)
             if fault is not None:
                 fault.hits += 1
@@ -125,7 +128,10 @@ async def _broken(server, client, fault):
         rest = fault.after - (len(passed) - len(data))
         client.write(data[: max(0, rest)] if fault.after else data)
         await client.drain()
-        if (fault.after and len(passed) >= fault.after) or (fault.seen and fault.seen in passed):
+        if fault.kind == "hold":
+            if len(passed) >= fault.after:
+                await asyncio.sleep(3600)
+        elif (fault.after and len(passed) >= fault.after) or (fault.seen and fault.seen in passed):
             await asyncio.sleep(0.05)  # what was passed is to arrive before the reset
             _reset(client)
             return

@@ -9,6 +9,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core import registry
+from rollyard.images.registries import read_registries
 from rollyard.tasks.harbor import schema
 from rollyard.tasks.harbor.taskfile import Extra
 
@@ -24,6 +25,14 @@ def blocks(language):
 def test_toml_on_the_pages_is_a_task_file(text):
     file = schema.parse(tomllib.loads(text))
     msgspec.convert(file.metadata.get("rollyard", {}), Extra)
+
+
+def test_the_registries_file_on_the_page_is_one(tmp_path, monkeypatch):
+    (text,) = blocks('toml title="registries.toml"')
+    (tmp_path / "registries.toml").write_text(text)
+    monkeypatch.setenv("ROLLYARD_REGISTRIES", str(tmp_path / "registries.toml"))
+    found = read_registries()
+    assert [one.secure for one in found.allowed] == [True, False] and len(found.mirrors["docker.io"]) == 2
 
 
 @pytest.mark.parametrize("text", blocks("json"))

@@ -22,6 +22,10 @@ class NotAllowed(Exception):
     """Why a connection is refused."""
 
 
+class NoAddress(NotAllowed):
+    """A name that DNS knows no address of, or does not answer for."""
+
+
 class Destination(NamedTuple):
     """Where a connection goes."""
 
@@ -65,7 +69,7 @@ class EgressRules:
             if any(rule.leads_to(address) for rule in rules):
                 return Destination(where, port, str(address), named=True)
         if not found:
-            raise NotAllowed("the name has no address")
+            raise NoAddress("the name has no address")
         raise NotAllowed(f"the name leads to {found[0]}, which is not public, and no rule names it")
 
     def _find(self, host: str, port: int) -> tuple[str | Address, list[HostRule]]:

@@ -187,7 +187,7 @@ async def _is_prebaked(context: RolloutContext) -> bool:
         return False
     task = await _choose_image(context)
     limit_s, bound = context.limits.boot, "limits.boot"
-    if task.build is not None:
+    if task.build is not None or context.provision.must_pull(task.image, task, backend):
         limit_s, bound = limit_s + task.build_timeout_s, f"{bound} + environment.build_timeout_sec"
     async with context.stages.stage("provision", limit_s=limit_s, limit_name=bound) as deadline:
         built = await context.provision.image(task, backend, deadline)
@@ -213,13 +213,22 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
     task, plan, backend, limits = context.task, context.plan, context.backend, context.limits
     specs = context.judge.specs(task)
     sites = (task, *(spec.site for spec in specs if spec.site is not None))
-    building = sum(site.build_timeout_s for site in sites if site.build is not None)
+    building = sum(
+        site.build_timeout_s
+        for site in sites
+        if site.build is not None or context.provision.must_pull(site.image, site, backend)
+    )
     baking = limits.install if layer is not None and isinstance(backend, BakesLayers) else 0.0
     bound = "limits.boot" + (" + limits.install" if baking else "")
     bound += " + environment.build_timeout_sec" if building else ""
     found = find_services(task)
     bound += " and limits.boot for each service" if found is not None else ""
-    limit_s = limits.boot + baking + building + count_limit(task, found, limits.boot)
+    limit_s = (
+        limits.boot
+        + baking
+        + building
+        + count_limit(task, found, limits.boot, lambda image: context.provision.must_pull(image, task, backend))
+    )
     async with context.stages.stage("provision", limit_s=limit_s, limit_name=bound) as deadline:
         image = await context.provision.ground(await _choose_image(context), plan.agent, layer, backend, deadline)
         variables = await _find_variables(context)

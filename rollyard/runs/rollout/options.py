@@ -20,6 +20,7 @@ from rollyard.core.numbers import check_least
 from rollyard.core.sandbox import Isolation, Mount
 from rollyard.core.sequences import as_tuple, check_sequences
 from rollyard.core.task import McpServer
+from rollyard.images.registries import parse_registry
 
 # Who may set an option of a rollout that a server runs: any client, clients of a server that lets them choose, or only the
 # operator, because it reaches the machine itself.
@@ -115,6 +116,14 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "operator",
         ),
     ] = None
+    pull: Annotated[
+        tuple[str, ...],
+        _help(
+            "a registry that images which are not here may be pulled from, beside those of the registries file: "
+            "[http://]HOST[:PORT][@ADDRESS], such as docker.io; local backend",
+            "operator",
+        ),
+    ] = ()
     trust_tasks: Annotated[
         bool,
         _help("trust the authors of tasks from elsewhere with this machine; remembered for these files", "operator"),
@@ -138,6 +147,8 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         parse_wish(self.network)
         if self.build_network is not None:
             parse_build_wish(self.build_network)
+        for registry in self.pull:
+            parse_registry(registry)
         check_least(1, max_tokens_cap=self.max_tokens_cap, max_calls=self.max_calls, snapshot_every=self.snapshot_every)
         check_least(1, user_turns=self.user_turns)
         if self.user_turns is not None and self.user is None:
@@ -180,6 +191,7 @@ class RolloutFields(TypedDict, total=False):
     gate_url: str | None
     network: str
     build_network: str | None
+    pull: Sequence[str]
     trust_tasks: bool
     env: Sequence[str]
     allow_unsafe: bool

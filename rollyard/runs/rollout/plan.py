@@ -30,6 +30,7 @@ from rollyard.envs.fleet.task_instance import Leases
 from rollyard.gate import Budget
 from rollyard.runs.rollout.failures import classify
 from rollyard.runs.rollout.options import RolloutOptions
+from rollyard.runs.rollout.provision import keeps_images
 from rollyard.tasks import requirements, trust
 from rollyard.tasks.network import give_network
 from rollyard.tools import Toolset
@@ -151,9 +152,9 @@ def with_options(plan: RolloutPlan, task: Task, can: Capabilities) -> Task:
     if plan.options.image is not None:
         task = msgspec.structs.replace(task, image=plan.options.image, build=None)
     task = trust.apply_trust(task, trust_tasks=plan.options.trust_tasks, env=plan.options.env)
-    building = plan.options.build_network
     wish = parse_wish(plan.options.network)
-    return give_network(task, wish, can, building=wish if building is None else parse_build_wish(building))
+    building = wish if plan.options.build_network is None else parse_build_wish(plan.options.build_network)
+    return give_network(task, wish, can, building=building, pull=plan.options.pull)
 
 
 def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
@@ -191,6 +192,11 @@ def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:
         _check_snapshots(plan, task, backend)
     if options.sleep_after is not None:
         _check_sleep(plan, backend)
+    if options.pull and not keeps_images(backend):
+        raise Unsupported(
+            f"backend {backend.name!r} does not open images of the local store, so none is pulled for it (pull)",
+            hint="--sandbox-options pull=missing lets an engine pull" if backend.name == "docker" else "drop pull",
+        )
     if options.mounts and not can.mounts:
         raise Unsupported(f"backend {backend.name!r} shows no directories of this machine", hint="drop mounts")
     offered = options.mcp

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import msgspec
@@ -35,6 +36,8 @@ from rollyard.images.build import build
 from rollyard.images.build_types import BuildOptions, Built, FileCache, Images
 from rollyard.images.layers import layer_prefix
 from rollyard.images.mirrors import find_mirrors
+from rollyard.images.registries import read_registries
+from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
 from rollyard.net.egress.decide import EgressRules
 from rollyard.runs.rollout.layer_commands import layer_by_commands, run_apart
@@ -56,6 +59,24 @@ class ProvisionedImage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def prefix(self) -> str:
         return layer_prefix(self.agent_layer) if self.agent_layer is not None else ""
+
+
+def keeps_images(backend: Backend) -> bool:
+    """Whether a backend opens what is in an image store of ours, and not what an engine or a provider has."""
+    return isinstance(getattr(backend, "images", None), ImageStore) and not isinstance(backend, OwnImages)
+
+
+class _PulledImages(NamedTuple):
+    """The image store as a build asks it: the images that a Dockerfile begins from are pulled where they may be."""
+
+    provision: Provision
+    site: Site
+    backend: Backend
+    deadline: Deadline
+
+    async def resolve(self, image: str) -> Rootfs:
+        await self.provision.pull(image, self.site, self.backend, self.deadline)
+        return await self.provision.images.resolve(image)
 
 
 class Provision:
@@ -163,7 +184,8 @@ class Provision:
 
     async def image(self, site: Site, backend: Backend, deadline: Deadline) -> Built:
         """A known image, or one built from the site's Dockerfile and found again by its content. A ready image that the site
-        names beside its Dockerfile is taken where there is one."""
+        names beside its Dockerfile is taken where there is one. What is not here is pulled where its registry may be asked."""
+        await self.pull(site.image, site, backend, deadline)
         if site.build is None or (site.image != "host" and await self._ready_image(site.image, backend)):
             return Built(image=site.image, workdir="")
         lock = self._locks.setdefault(site.build, anyio.Lock())
@@ -179,8 +201,20 @@ class Provision:
                 allowed_hosts=site.build_hosts,
                 env=find_mirrors(EgressRules(site.build_hosts).permits) if site.build_hosts else {},
             )
-            images = backend if isinstance(backend, Images) else self.images
+            images = backend if isinstance(backend, Images) else _PulledImages(self, site, backend, deadline)
             return await build(site.build, backend, images, self._builds, options)
+
+    def must_pull(self, image: str, site: Site, backend: Backend) -> bool:
+        """Whether an image is not here, and its registry may be asked for it."""
+        if image == "host" or not keeps_images(backend) or self.images.catalog.look_up(image) is not None:
+            return False
+        return self.images.must_pull(image, read_registries(site.pull))
+
+    async def pull(self, image: str, site: Site, backend: Backend, deadline: Deadline) -> None:
+        """Fetch an image that must be: once on this machine, however many rollouts ask."""
+        if self.must_pull(image, site, backend):
+            timeout_s = min(site.build_timeout_s, max(1.0, deadline.left))
+            await self.images.pull_missing(image, read_registries(site.pull), timeout_s=timeout_s)
 
     async def _ready_image(self, image: str, backend: Backend) -> bool:
         """A backend that builds looks into its own store; one that does not has to take the name as it is."""

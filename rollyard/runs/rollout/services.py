@@ -6,6 +6,7 @@ the agent's runs in them, so its end is not theirs: each lives on while the test
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import NamedTuple
 
@@ -57,11 +58,12 @@ def with_services(place: SandboxSpec, found: Services | None) -> SandboxSpec:
     return msgspec.structs.replace(place, names=found.names, volumes=found.main.volumes)
 
 
-def count_limit(task: Task, found: Services | None, boot_s: float) -> float:
+def count_limit(task: Task, found: Services | None, boot_s: float, must_pull: Callable[[str], bool]) -> float:
     """What opening the services may take beyond the agent's own sandbox."""
     if found is None:
         return 0.0
-    return sum(boot_s + (task.build_timeout_s if one.build is not None else 0.0) for one in found.others)
+    made = [one.build is not None or must_pull(one.image) for one in found.others]
+    return len(made) * boot_s + sum(made) * task.build_timeout_s
 
 
 async def start_services(
@@ -98,6 +100,7 @@ async def _start(
         resources=service.resources,
         build_timeout_s=task.build_timeout_s,
         build_hosts=task.build_hosts,
+        pull=task.pull,
     )
     built = await starter.provision.image(site, starter.backend, deadline)
     where = f"task {task.id}: services.{service.name}.environment"
