@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import fnmatch
 import gzip
 import io
 import re
@@ -85,6 +86,12 @@ def field(row: Mapping[str, Any], *names: str) -> Any:
         if row.get(name) not in (None, ""):
             return row[name]
     raise ConfigError(f"the row has no {' or '.join(names)}; it has {', '.join(row) or 'nothing'}")
+
+
+def is_wanted(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether one of the globs of the option `instances` matches; commas stand between them."""
+    globs = str(options.get("instances", "*")).split(",")
+    return any(fnmatch.fnmatchcase(name, glob.strip()) for glob in globs)
 
 
 def string_list(value: Any) -> list[str]:
