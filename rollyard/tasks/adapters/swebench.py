@@ -25,10 +25,14 @@ from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft
 from rollyard.tasks.adapters.drafts import (
+    REWARD_SCRIPT,
+    SEAL,
+    SEALING,
     field,
     first_row,
     folder_name,
     is_wanted,
+    put_tests_back,
     read_inside,
     read_rows,
     read_text_inside,
@@ -71,7 +75,6 @@ _COMMANDS = {
 }
 _SUBSETS = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-bench_Lite"}
 _LOG = "/logs/verifier/tests.log"
-_SEAL = "seal_repository.sh"
 _ROOT = "$(git rev-list --max-parents=0 HEAD | tail -1)"  # the one commit of a tree that was built
 _TOOLS = ("pip", "setuptools", "wheel")
 _INSTALL = "python -m pip install -e ."
@@ -102,7 +105,7 @@ class SweInstance(msgspec.Struct, frozen=True, kw_only=True):
 
 def recognise(source: Path) -> bool:
     row = first_row(source)
-    rows = "instance_id" in row and {"patch", "FAIL_TO_PASS"} <= row.keys()
+    rows = {"instance_id", "patch", "FAIL_TO_PASS"} <= row.keys() and "selected_test_files_to_run" not in row
     return rows or (source.is_dir() and next(source.glob("*/gold.patch"), None) is not None)
 
 
@@ -207,7 +210,6 @@ def _test_files(patch: str) -> list[str]:
 def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
     if not one.tests.get("FAIL_TO_PASS"):
         raise ConfigError(f"{one.id}: no test fails before its patch")
-    touched = re.findall(r"^diff --git a/(.*) b/.*$", one.test_patch, re.M)
     apply = "git apply -R" if one.reverse else "git apply"
     repositories = options.get("repositories")
     environment = _built(one, str(repositories)) if repositories else {}
@@ -222,7 +224,7 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
                 "options": {"commands": ["bash /tests/run.sh"], "score": "all", "timeout_s": 1800.0},
                 "grade": "sealed",
                 **({"verifier_layers": [_PYTHON_LAYER]} if _is_foreign(one) else {}),
-                **({} if environment else {"setup": [f"sh {_SEAL} . && rm {_SEAL}"]}),
+                **({} if environment else {"setup": [SEALING]}),
             },
         },
         "environment": {"workdir": _WORKDIR, "build_timeout_sec": 3600.0}
@@ -235,14 +237,14 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
         instruction=f"{one.problem.strip()}\n\nThe repository is in {_WORKDIR}. Change its source, not its tests.",
         table=table,
         tests={
-            "run.sh": _run_script(one, touched, _ROOT if environment else one.base),
-            "test.sh": "#!/bin/bash\nif bash /tests/run.sh; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n",
+            "run.sh": _run_script(one, _ROOT if environment else one.base),
+            "test.sh": REWARD_SCRIPT,
             "test.patch": one.test_patch,
             "tests.json": msgspec.json.encode(one.tests),
             "log_check.py": inside.joinpath("log_check.py").read_bytes(),
         },
         solution={"solve.sh": f"#!/bin/bash\ncd {_WORKDIR} && {apply} /solution/gold.patch\n", "gold.patch": one.patch},
-        files={} if environment else {_SEAL: inside.joinpath(_SEAL).read_bytes()},
+        files={} if environment else {SEAL: inside.joinpath(SEAL).read_bytes()},
         environment=environment,
     )
 
@@ -252,14 +254,9 @@ def _is_foreign(one: SweInstance) -> bool:
     return one.tests["format"] in (*_LANGUAGE_FORMATS.values(), *_FORMATS_OF_INSTANCES.values())
 
 
-def _run_script(one: SweInstance, touched: list[str], base: str) -> str:
-    """Test files as they were at the base, with the test patch on them; then the tests, and what their log says."""
-    safe = "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
-    lines = [safe, f"cd {_WORKDIR} || exit 1"]
-    if one.test_patch:
-        lines += [f"base={base}"]
-        lines += [f"git checkout -q $base -- '{path}' 2>/dev/null || rm -f '{path}'" for path in touched]
-        lines += ["git apply /tests/test.patch || exit 1"]
+def _run_script(one: SweInstance, base: str) -> str:
+    """The tests, and what their log says."""
+    lines = put_tests_back(_WORKDIR, base, one.test_patch)
     if one.build:
         lines += ["{", one.build, "} > /logs/verifier/build.log 2>&1"]
     traced = ["set -x", one.command, "{ set +x; } 2>/dev/null"] if _is_foreign(one) else [one.command]
@@ -344,5 +341,5 @@ adapter = Adapter(
     read=read,
     needs=("the instances' images; or their repositories, their Python and a network for the build",),
     options=("image", "instances", "repositories", "subset"),
-    carries=("log_check.py", _SEAL),
+    carries=("log_check.py", SEAL),
 )
