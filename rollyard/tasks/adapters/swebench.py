@@ -173,11 +173,13 @@ def _format(instance: str, parser: str) -> str:
 
 
 def _from_row(row: Mapping[str, Any], options: Mapping[str, Any]) -> SweInstance:
-    """`image` of the options is a name with `{instance}` in it, for rows that name none."""
+    """`image` of the options is a name with `{instance}` in it, or `{owner}` and `{rest}`, for rows that name none."""
     name, repo = str(field(row, "instance_id")), str(field(row, "repo"))
     test_patch = str(row.get("test_patch") or "")
     template = str(options.get("image", "swebench/sweb.eval.x86_64.{instance}:latest"))
-    default = template.replace("{instance}", name.lower().replace("__", "_1776_"))
+    owner, _, rest = name.lower().partition("__")
+    parts = {"{instance}": name.lower().replace("__", "_1776_"), "{owner}": owner, "{rest}": rest}
+    default = re.sub(r"\{\w+\}", lambda part: parts.get(part[0], part[0]), template)
     expected = {
         "FAIL_TO_PASS": string_list(field(row, "FAIL_TO_PASS")),
         "PASS_TO_PASS": string_list(row.get("PASS_TO_PASS")),
@@ -335,8 +337,8 @@ def _archive(repository: Path, one: SweInstance) -> bytes:
 
 
 adapter = Adapter(
-    about="SWE-bench instances: folders, or rows of SWE-bench, Verified, Lite, SWE-Gym and SWE-smith",
-    get="a checkout of github.com/SWE-bench/swe-bench-tasks (tasks/), or the set's rows as JSON Lines or Parquet",
+    about="SWE-bench instances: folders, also of Multilingual; rows of SWE-bench, Verified, Lite, SWE-Gym, SWE-smith",
+    get="tasks/ of github.com/SWE-bench/swe-bench-tasks or swe-bench-multilingual-tasks, or rows as JSON Lines or Parquet",
     recognise=recognise,
     read=read,
     needs=("the instances' images; or their repositories, their Python and a network for the build",),
