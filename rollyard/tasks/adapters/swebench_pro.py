@@ -118,6 +118,7 @@ def _run_script(row: Mapping[str, Any], test_patch: str) -> str:
     lines = [
         *put_tests_back(WORKDIR, str(field(row, "base_commit")), test_patch),
         f"bash /tests/run_script.sh {wanted} > {logs}/stdout.log 2> {logs}/stderr.log",
+        f"rm -rf {logs}/results.json",  # whatever the code under test has put there
         f"python3 /tests/parser.py {logs}/stdout.log {logs}/stderr.log {logs}/results.json",
         f"tail -c 20000 {logs}/stdout.log",
         f"python3 /tests/log_check.py {logs}/results.json /tests/tests.json",
