@@ -22,7 +22,6 @@ from rollyard.inside.suite_check import SETTINGS
 from rollyard.tasks.adapters import Adapter, TaskDraft
 from rollyard.tasks.adapters.drafts import is_test, is_wanted, write_task
 from rollyard.tasks.adapters.git_trees import ONE_COMMIT, changed_files, is_repository, pack_tree, read_tree, run_git
-from rollyard.tasks.layers import layer_spec
 
 _WORKDIR = "/testbed"
 _BRANCH = re.compile(r"(?P<repo>[^/]+__[^/]+?\.[0-9a-f]{8})\.[^/]+")
@@ -69,7 +68,6 @@ def _write(repository: Path, name: str, tip: str, options: Mapping[str, Any], fo
         raise ConfigError(f"{name}: its third commit removes no test, so that none finds the fault")
     patch = run_git(repository, "diff", "--no-ext-diff", "--no-textconv", "--binary", commits[2], commits[1])
     layer = f"pip:{','.join(_packages(options))}"
-    layer_spec(layer)
     roots = ["src", "."] if any(path.startswith("src/") for path in original) else ["."]
     plan = {
         "roots": roots,
