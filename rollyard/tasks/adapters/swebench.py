@@ -168,7 +168,9 @@ def _format(instance: str, parser: str) -> str:
     name = parser.removeprefix("parse_log_")
     found = _FORMATS_OF_INSTANCES.get(instance) or _FORMATS.get(name) or _LANGUAGE_FORMATS.get(name)
     if found is None:
-        raise ConfigError(f"{instance}: no reader for logs of {parser or 'an unnamed form'!r}")
+        raise ConfigError(
+            f"{instance}: no reader for logs of {parser!r}" if parser else f"{instance}: names no log_parser"
+        )
     return found
 
 
