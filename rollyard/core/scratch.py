@@ -7,11 +7,12 @@ removes those whose process is gone.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from rollyard.core import folders
@@ -20,16 +21,33 @@ from rollyard.core import folders
 @contextmanager
 def scratch(purpose: str) -> Generator[Path]:
     """A private, empty directory until the block ends."""
-    home = _home()
-    _sweep(home)
-    pid = os.getpid()
-    name = f"{pid}-{_start_tick(pid)}-{purpose}-"
-    made = Path(tempfile.mkdtemp(prefix=name, dir=home))
+    made = _make(purpose)
     try:
         yield made
     finally:
-        with suppress(OSError):  # the next sweep tries again
-            folders.remove(made)
+        _remove(made)
+
+
+@asynccontextmanager
+async def async_scratch(purpose: str) -> AsyncGenerator[Path]:
+    """The same for a working directory's thousands of files: made and removed in a thread, so that the event loop turns on."""
+    made = await asyncio.to_thread(_make, purpose)
+    try:
+        yield made
+    finally:  # begun at once: a caller that is cancelled here does not wait, and the thread goes on
+        await asyncio.get_running_loop().run_in_executor(None, _remove, made)
+
+
+def _make(purpose: str) -> Path:
+    home = _home()
+    _sweep(home)
+    pid = os.getpid()
+    return Path(tempfile.mkdtemp(prefix=f"{pid}-{_start_tick(pid)}-{purpose}-", dir=home))
+
+
+def _remove(made: Path) -> None:
+    with suppress(OSError):  # the next sweep tries again
+        folders.remove(made)
 
 
 def _home() -> Path:

@@ -21,7 +21,7 @@ from rollyard.core.errors import CommandFailed, ConfigError, SandboxError, Unkno
 from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, Sandbox
 from rollyard.core.sandbox import DEFAULT_PATH, SandboxSpec, is_path
-from rollyard.core.scratch import scratch
+from rollyard.core.scratch import async_scratch
 from rollyard.images import dockerfile, dockerfile_words
 from rollyard.images.build_context import Context
 from rollyard.images.build_copy import CopyInstruction, assemble, fetch, put
@@ -328,7 +328,7 @@ class _StageRun:
 
     async def _copy_or_add(self, item: Instruction) -> None:
         origin = item.flag("from")
-        with scratch("copy") as folder:
+        async with async_scratch("copy") as folder:
             request = CopyInstruction(
                 item=item,
                 words=tuple(self._words(item)),

@@ -16,7 +16,7 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Deadline, Limits
 from rollyard.core.protocols import Backend, Policy, Verifier
 from rollyard.core.rollout import Rollout, Verdict
-from rollyard.core.scratch import scratch
+from rollyard.core.scratch import async_scratch
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.runs.rollout.collect import unpack
 from rollyard.runs.rollout.judge import Evidence, Judge
@@ -104,7 +104,7 @@ async def _judge(
         where = await look_around(box, place, deadline)
         await put_files(box, task.files, where.workdir, task.user)
         before = await judge.look(task, box, where.workdir)
-        with scratch("rescore") as folder:
+        async with async_scratch("rescore") as folder:
             await anyio.to_thread.run_sync(unpack, tar, folder)
             await box.upload_dir(str(folder), where.workdir, user=task.user)
         judged = msgspec.structs.replace(kept, failure=None)

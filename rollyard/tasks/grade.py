@@ -23,7 +23,7 @@ from rollyard.core.errors import CommandFailed, PathError, SandboxError, Verifie
 from rollyard.core.protocols import Backend, Sandbox, Verifier
 from rollyard.core.rollout import CommandRecord, Rollout, Verdict
 from rollyard.core.sandbox import Network, SandboxSpec
-from rollyard.core.scratch import scratch
+from rollyard.core.scratch import async_scratch
 from rollyard.core.task import Artifact, VerifierSpec
 from rollyard.tasks import planted, transfer
 from rollyard.tasks.planted import Before
@@ -170,7 +170,7 @@ async def _seal(
             hint="set environment.workdir, or declare artifacts with carry_workdir = false",
         )
     workdir = case.workdir if case.spec.carry_workdir else None
-    with scratch("judge") as folder:
+    async with async_scratch("judge") as folder:
         load = await transfer.take(sandbox, transfer.choose_artifacts(workdir, case.artifacts, case.workdir), folder)
         fresh = await stack.enter_async_context(backend.open(describe_fresh(case)))
         before = await planted.look_pristine(fresh, case.workdir, case.before)

@@ -74,13 +74,14 @@ def make_needles(task: Task) -> dict[str, Any]:
     sizes: set[int] = set()
     lines: list[str] = []
     for kind, folder in _folders(task):
+        reverse = kind == "solution" and _applies_reversed(folder)
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             data = path.read_bytes()
             if len(data) >= _SMALLEST_FILE:
                 files[hashlib.sha256(data).hexdigest()] = f"{kind}/{path.relative_to(folder)}"
                 sizes.add(len(data))
             if kind == "solution" and path.suffix in (".patch", ".diff"):
-                lines += _added(data.decode("utf-8", "replace"))
+                lines += _added(data.decode("utf-8", "replace"), reverse)
     given = {value for value in task.solution_env.values() if value not in task.env.values()}
     return {"files": files, "sizes": sorted(sizes), "lines": sorted(set(lines)), "values": sorted(given)}
 
@@ -93,9 +94,17 @@ def _folders(task: Task) -> Iterator[tuple[str, Path]]:
         yield "solution", Path(str(folder))
 
 
-def _added(patch: str) -> list[str]:
-    added = [line[1:].strip() for line in patch.splitlines() if line.startswith("+") and not line.startswith("+++")]
-    taken = {line[1:].strip() for line in patch.splitlines() if line.startswith(("-", " "))}
+def _applies_reversed(solution: Path) -> bool:
+    """Whether its patch is the fault, and undoing it the answer."""
+    script = solution / "solve.sh"
+    return script.is_file() and "git apply -R" in script.read_text(errors="replace")
+
+
+def _added(patch: str, reverse: bool) -> list[str]:
+    plus, minus = ("-", "+") if reverse else ("+", "-")
+    changes = [line for line in patch.splitlines() if not line.startswith(("+++", "---"))]
+    added = [line[1:].strip() for line in changes if line.startswith(plus)]
+    taken = {line[1:].strip() for line in changes if line.startswith((minus, " "))}
     return [line for line in added if len(line) >= _SHORTEST_LINE and line not in taken]
 
 

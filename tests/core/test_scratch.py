@@ -5,7 +5,11 @@ import signal
 import subprocess
 import sys
 
-from rollyard.core.scratch import scratch
+import anyio
+import anyio.lowlevel
+import pytest
+
+from rollyard.core.scratch import async_scratch, scratch
 
 CHILD = """
 import os, sys, time
@@ -40,3 +44,24 @@ def test_what_a_killed_process_left_is_removed_and_what_a_living_one_uses_stays(
     living.communicate()
     assert living.returncode == 0
     assert not os.path.exists(used)
+
+
+@pytest.mark.anyio
+async def test_removing_many_files_does_not_hold_up_the_event_loop():
+    turns = 0
+
+    async def turn() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(turn)
+        async with async_scratch("test") as folder:
+            for number in range(500):
+                (folder / str(number)).touch()
+            before = turns
+        during = turns - before
+        tasks.cancel_scope.cancel()
+    assert during > 0 and not folder.exists()

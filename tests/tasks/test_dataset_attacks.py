@@ -107,7 +107,13 @@ def test_a_row_gives_git_no_option_and_no_other_repository(tmp_path, outside, fi
     folder = source / "tasks" / "a__b-1"
     folder.mkdir(parents=True)
     hostile = {"base_commit": f"--output={outside}", "repo": "../../private"}[field]
-    task = {"instance_id": "a__b-1", "repo": "a/b", "base_commit": "HEAD", field: hostile}
+    task = {
+        "instance_id": "a__b-1",
+        "repo": "a/b",
+        "base_commit": "HEAD",
+        "log_parser": "parse_log_pytest",
+        field: hostile,
+    }
     (folder / "task.yaml").write_text(json.dumps(task))
     texts = {"gold.patch": "diff", "test.patch": "diff", "problem_statement.md": "x", "Dockerfile": ""}
     texts["eval.sh"] = ": '>>>>> Start Test Output'\npytest\n: '>>>>> End Test Output'\n"

@@ -459,6 +459,9 @@ def test_rows_are_instances_too(tmp_path):
     assert "git apply -R" in (Path(broken.source) / "solution/solve.sh").read_text()
     assert (Path(broken.build) / "Dockerfile").read_text().startswith("FROM o/img\n")
     assert "no test fails before its patch" in found.skipped[0].reason
+    gym = {**row, "instance_id": "getmoto__Moto-1", "repo": "getmoto/moto", "FAIL_TO_PASS": ["tests/t.py::a"]}
+    add("gym", jsonl(tmp_path / "gym.jsonl", gym), options={"image": "x/sweb.{owner}_s_{rest}:latest"})
+    assert [task.image for task in ry.Taskset.load("gym")] == ["x/sweb.getmoto_s_moto-1:latest"]
 
 
 LOGS = {

@@ -16,6 +16,7 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks.adapters import guess_adapter, load_adapter
 from rollyard.tasks.adapters.git_trees import read_tree
 from rollyard.tasks.dataset_registry import DatasetEntry, add_dataset
+from rollyard.testing.leaks import make_needles
 from rollyard.testing.tasks import CheckOptions, check_task
 
 RIGHT = "def clip(value, low, high):\n    return max(low, min(value, high))\n"
@@ -187,3 +188,8 @@ async def test_a_branch_is_proved_in_a_sandbox(repository, backend):
     check = await check_task(task, backend, CheckOptions(repeats=1), Provision.of(backend))
     assert [(proof.agent, proof.rewards) for proof in check.proofs] == [("nop", (0.0,)), ("oracle", (1.0,))], check
     assert check.ok, check.findings
+
+
+def test_the_lines_of_a_fault_are_not_taken_for_the_answer(repository):
+    (task,) = load(repository)
+    assert make_needles(task)["lines"] == [RIGHT.splitlines()[1].strip()]

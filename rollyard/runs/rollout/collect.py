@@ -22,7 +22,7 @@ import msgspec
 from rollyard.core import folders
 from rollyard.core.errors import PathError, SandboxError
 from rollyard.core.protocols import Sandbox
-from rollyard.core.scratch import scratch
+from rollyard.core.scratch import async_scratch
 from rollyard.tasks.transfer import describe_left_out
 
 MAX_DIFF = 2 * 2**20
@@ -45,7 +45,7 @@ class DirectoryCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 async def copy_out(sandbox: Sandbox, path: str, *, pack: bool = True) -> DirectoryCopy:
     """Without `pack` there is no tar, which nobody needs of a directory that is only compared with."""
-    with scratch("copy") as folder:
+    async with async_scratch("copy") as folder:
         try:
             left_out = await sandbox.download_dir(path, str(folder), max_bytes=MAX_WORKDIR)
         except SandboxError as error:

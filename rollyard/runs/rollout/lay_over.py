@@ -17,7 +17,7 @@ import msgspec
 from rollyard.core import folders
 from rollyard.core.errors import SandboxError
 from rollyard.core.rollout import CallSnapshot
-from rollyard.core.scratch import scratch
+from rollyard.core.scratch import async_scratch
 from rollyard.runs.rollout.collect import MAX_WORKDIR
 from rollyard.runs.rollout.context import Prepared, RolloutContext
 
@@ -33,7 +33,7 @@ async def lay_over(context: RolloutContext, prepared: Prepared, start: CallSnaps
     place = msgspec.structs.replace(
         place, image=start.image, network="none", allowed_hosts=(), mounts=(), labels=labels
     )
-    with scratch("parent") as theirs, scratch("child") as own:
+    async with async_scratch("parent") as theirs, async_scratch("child") as own:
         try:
             async with context.backend.open(place) as parent:
                 await parent.download_dir(workdir, str(theirs), max_bytes=MAX_WORKDIR)

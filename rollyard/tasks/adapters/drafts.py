@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import csv
+import fnmatch
 import gzip
 import io
 import re
@@ -19,6 +21,9 @@ from rollyard.core.errors import ConfigError, MissingExtra
 WORKDIR = "/app"
 _TEST_FOLDERS = {"tests", "test"}
 _TEST_FILE = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py|conftest\.py")
+SEAL = "seal_repository.sh"  # of `rollyard.inside`
+SEALING = f"sh {SEAL} . && rm {SEAL}"  # the setup command of a task that has it among its files
+REWARD_SCRIPT = "#!/bin/bash\nif bash /tests/run.sh; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
 ROWS = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
 
 
@@ -87,12 +92,40 @@ def field(row: Mapping[str, Any], *names: str) -> Any:
     raise ConfigError(f"the row has no {' or '.join(names)}; it has {', '.join(row) or 'nothing'}")
 
 
+def is_wanted(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether one of the globs of the option `instances` matches; commas stand between them."""
+    globs = str(options.get("instances", "*")).split(",")
+    return any(fnmatch.fnmatchcase(name, glob.strip()) for glob in globs)
+
+
 def string_list(value: Any) -> list[str]:
-    """A list of names, which many sets keep as JSON in a string."""
+    """A list of names, which many sets keep in a string: as JSON, as Python writes it, or with spaces between."""
     if isinstance(value, str):
         text = value.strip()
-        return [str(item) for item in msgspec.json.decode(text)] if text.startswith("[") else text.split()
+        return [str(item) for item in _read_list(text)] if text.startswith("[") else text.split()
     return [str(item) for item in value or ()]
+
+
+def _read_list(text: str) -> list[Any]:
+    try:
+        return msgspec.json.decode(text, type=list[Any])
+    except BAD_JSON:
+        try:
+            return list(ast.literal_eval(text))
+        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+            raise ConfigError(f"no list of names: {text[:80]!r}") from error
+
+
+def put_tests_back(workdir: str, base: str, test_patch: str) -> list[str]:
+    """Lines of a judge's script: in a git repository the test files as they were at the base, with the test patch on them."""
+    touched = re.findall(r"^diff --git a/(.*) b/.*$", test_patch, re.M)
+    safe = "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
+    lines = [safe, f"cd {workdir} || exit 1"]
+    if test_patch:
+        lines += [f"base={base}"]
+        lines += [f"git checkout -q $base -- '{path}' 2>/dev/null || rm -f '{path}'" for path in touched]
+        lines += ["git apply /tests/test.patch || exit 1"]
+    return lines
 
 
 def is_test(path: str) -> bool:

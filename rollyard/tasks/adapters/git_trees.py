@@ -14,10 +14,10 @@ from rollyard.core.errors import ConfigError
 
 _LINK, _PROGRAM, _MODULE = "120000", "100755", "160000"
 
-# A tree as one new commit: without git's own tidying up, which would still be under way when gc begins.
+# A tree as one new commit. With a threshold of one byte each file goes into one pack at once: nothing is left for gc to do.
 ONE_COMMIT = (
-    "git init -q && git config gc.auto 0 && git add -A -f"
-    " && git -c user.name=base -c user.email=base@localhost commit -q -m base && git gc -q"
+    "git init -q && git config gc.auto 0 && git -c core.bigFileThreshold=1 -c core.compression=1 add -A -f"
+    " && git -c user.name=base -c user.email=base@localhost commit -q -m base"
 )
 
 

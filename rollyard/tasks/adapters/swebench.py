@@ -9,7 +9,6 @@ has the test patch, the gold patch or the list of tests.
 
 from __future__ import annotations
 
-import fnmatch
 import gzip
 import importlib.resources
 import re
@@ -26,33 +25,56 @@ from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft
 from rollyard.tasks.adapters.drafts import (
+    REWARD_SCRIPT,
+    SEAL,
+    SEALING,
     field,
     first_row,
     folder_name,
+    is_wanted,
+    put_tests_back,
     read_inside,
     read_rows,
     read_text_inside,
     string_list,
     write_task,
 )
+from rollyard.tasks.adapters.git_trees import ONE_COMMIT
 
 _WORKDIR = "/testbed"
 _PINS = re.compile(r"^\s*- ([A-Za-z0-9._-]+)==([A-Za-z0-9.+!_-]+)\s*$", re.M)
 _CONDA = re.compile(r"^\s*- ([A-Za-z0-9._-]+)=([0-9][^=\s]*)=(\S+)\s*$", re.M)
-_MARKS = re.compile(r">>>>> Start Test Output'\n(.*?)\n: '>>>>> End Test Output", re.S)
+# What comes between the test patch and the first mark builds the tests; between the marks they run.
+_PARTS = re.compile(
+    r"(?:^EOF_\d+\n(?P<build>(?:(?!^EOF_).)*?))?^(?:: |\{ set \+x; \} 2>/dev/null\necho )'>>>>> Start Test Output'\n"
+    r"(?P<command>.*?)\n(?:: |echo )'>>>>> End Test Output",
+    re.S | re.M,
+)
 _INSTALLS = re.compile(r'echo "Current environment.*?\ncd /testbed\n(.*?)\n# Configure git', re.S)
 _FORMATS = {
-    "astropy": "pytest-long", "scikit": "pytest-long", "sphinx": "pytest-long", "pydicom": "pytest-paths",
-    "requests": "pytest-paths", "pylint": "pytest-paths", "django": "django", "sympy": "sympy", "matplotlib": "matplotlib",
-    "seaborn": "seaborn",
+    "astropy": "pytest-long", "scikit": "pytest-long", "sphinx": "pytest-long", "pytest_v2": "pytest-long",
+    "pydicom": "pytest-paths", "requests": "pytest-paths", "pylint": "pytest-paths", "pytest_options": "pytest-paths",
+    "matplotlib": "matplotlib", "seaborn": "seaborn", "django": "django", "sympy": "sympy",
+    **dict.fromkeys(("pytest", "astroid", "flask", "marshmallow", "pvlib", "pyvista", "sqlfluff", "xarray"), "pytest"),
 }  # fmt: skip
+_LANGUAGE_FORMATS = {  # of SWE-bench Multilingual
+    "gotest": "go", "gradle_custom": "gradle", "jest_json": "jest-json", "micropython_test": "micropython",
+    "rspec_transformed_json": "rspec", "ruby_unit": "ruby-unit",
+    **{name: name for name in ("ant", "cargo", "cucumber", "doctest", "googletest", "jest", "jq", "karma", "maven",
+                               "minitest", "phpunit", "redis", "tap", "vitest")},
+}  # fmt: skip
+_FORMATS_OF_INSTANCES = {  # two repositories changed their runner on the way
+    "immutable-js__immutable-js-2005": "jest-json", "immutable-js__immutable-js-2006": "jest",
+    "jekyll__jekyll-8761": "cucumber", "jekyll__jekyll-8771": "cucumber",
+    **{f"jekyll__jekyll-{number}": "minitest" for number in (8047, 8167, 9141)},
+}  # fmt: skip
+_PYTHON_LAYER = "pip:iniconfig==2.1.0"  # a layer of any package brings the interpreter that reads the log
 _COMMANDS = {
     "django/django": "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
     "sympy/sympy": "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose",
 }
 _SUBSETS = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-bench_Lite"}
 _LOG = "/logs/verifier/tests.log"
-_SEAL = "seal_repository.sh"
 _ROOT = "$(git rev-list --max-parents=0 HEAD | tail -1)"  # the one commit of a tree that was built
 _TOOLS = ("pip", "setuptools", "wheel")
 _INSTALL = "python -m pip install -e ."
@@ -72,6 +94,7 @@ class SweInstance(msgspec.Struct, frozen=True, kw_only=True):
     tests: dict[str, Any]
     command: str
     image: str
+    build: str = ""
     version: str = ""
     python: str = ""
     pins: tuple[str, ...] = ()
@@ -82,22 +105,21 @@ class SweInstance(msgspec.Struct, frozen=True, kw_only=True):
 
 def recognise(source: Path) -> bool:
     row = first_row(source)
-    rows = "instance_id" in row and {"patch", "FAIL_TO_PASS"} <= row.keys()
+    rows = {"instance_id", "patch", "FAIL_TO_PASS"} <= row.keys() and "selected_test_files_to_run" not in row
     return rows or (source.is_dir() and next(source.glob("*/gold.patch"), None) is not None)
 
 
 def read(source: Path, options: Mapping[str, Any]) -> Iterator[TaskDraft]:
-    """`instances` is a glob over ids; `subset` is verified or lite, of folders that say so."""
-    wanted = str(options.get("instances", "*"))
+    """`instances` are globs over ids; `subset` is verified or lite, of folders that say so."""
     if source.is_dir():
         subset = _SUBSETS.get(str(options.get("subset", "")), "")
         for file in sorted(source.glob("*/task.yaml")):
-            if fnmatch.fnmatchcase(file.parent.name, wanted) and subset in file.read_text():
+            if is_wanted(file.parent.name, options) and subset in file.read_text():
                 yield TaskDraft(file.parent.name, partial(_write_folder, file.parent, options))
         return
     for row in read_rows(source):
         name = str(row.get("instance_id", ""))
-        if fnmatch.fnmatchcase(name, wanted):
+        if is_wanted(name, options):
             yield TaskDraft(folder_name(name), lambda folder, row=row: _write(_from_row(row, options), options, folder))
 
 
@@ -113,8 +135,8 @@ def _from_folder(source: Path) -> SweInstance:
         tests = msgspec.json.decode(read_inside(source / "tests.json", source.parent), type=dict[str, Any])
     except (*BAD_JSON, OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{source}: {error}") from error
-    command, install = _MARKS.search(texts["eval.sh"]), _INSTALLS.search(texts["Dockerfile"])
-    if command is None:
+    parts, install = _PARTS.search(texts["eval.sh"]), _INSTALLS.search(texts["Dockerfile"])
+    if parts is None:
         raise ConfigError(f"{source / 'eval.sh'}: no command between its marks")
     file = source / "environment.yml"
     declared = read_text_inside(file, source.parent) if file.is_file() else ""
@@ -127,8 +149,9 @@ def _from_folder(source: Path) -> SweInstance:
         problem=texts["problem_statement.md"],
         patch=texts["gold.patch"],
         test_patch=texts["test.patch"],
-        tests={**tests, "format": _format(str(task.get("log_parser", "")))},
-        command=command[1],
+        tests={**tests, "format": _format(str(task["instance_id"]), str(task.get("log_parser", "")))},
+        build=(parts["build"] or "").strip(),
+        command=parts["command"],
         image=str(task.get("image", "")),
         version=str(task.get("version", "")),
         python=".".join(conda["python"][0].split(".")[:2]) if "python" in conda else "",
@@ -141,20 +164,28 @@ def _from_folder(source: Path) -> SweInstance:
     )
 
 
-def _format(parser: str) -> str:
-    return _FORMATS.get(parser.removeprefix("parse_log_"), "pytest")
+def _format(instance: str, parser: str) -> str:
+    name = parser.removeprefix("parse_log_")
+    found = _FORMATS_OF_INSTANCES.get(instance) or _FORMATS.get(name) or _LANGUAGE_FORMATS.get(name)
+    if found is None:
+        raise ConfigError(
+            f"{instance}: no reader for logs of {parser!r}" if parser else f"{instance}: names no log_parser"
+        )
+    return found
 
 
 def _from_row(row: Mapping[str, Any], options: Mapping[str, Any]) -> SweInstance:
-    """`image` of the options is a name with `{instance}` in it, for rows that name none."""
+    """`image` of the options is a name with `{instance}` in it, or `{owner}` and `{rest}`, for rows that name none."""
     name, repo = str(field(row, "instance_id")), str(field(row, "repo"))
     test_patch = str(row.get("test_patch") or "")
     template = str(options.get("image", "swebench/sweb.eval.x86_64.{instance}:latest"))
-    default = template.replace("{instance}", name.lower().replace("__", "_1776_"))
+    owner, _, rest = name.lower().partition("__")
+    parts = {"{instance}": name.lower().replace("__", "_1776_"), "{owner}": owner, "{rest}": rest}
+    default = re.sub(r"\{\w+\}", lambda part: parts.get(part[0], part[0]), template)
     expected = {
         "FAIL_TO_PASS": string_list(field(row, "FAIL_TO_PASS")),
         "PASS_TO_PASS": string_list(row.get("PASS_TO_PASS")),
-        "format": _format(repo.partition("/")[2].partition("-")[0].partition(".")[0]),
+        "format": _FORMATS.get(repo.partition("/")[2].partition("-")[0].partition(".")[0], "pytest"),
     }
     given = str(row.get("test_cmd") or _COMMANDS.get(repo, "pytest -rA"))
     files = _test_files(test_patch) or sorted(
@@ -183,7 +214,6 @@ def _test_files(patch: str) -> list[str]:
 def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
     if not one.tests.get("FAIL_TO_PASS"):
         raise ConfigError(f"{one.id}: no test fails before its patch")
-    touched = re.findall(r"^diff --git a/(.*) b/.*$", one.test_patch, re.M)
     apply = "git apply -R" if one.reverse else "git apply"
     repositories = options.get("repositories")
     environment = _built(one, str(repositories)) if repositories else {}
@@ -197,7 +227,8 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
                 "verifier": "commands",
                 "options": {"commands": ["bash /tests/run.sh"], "score": "all", "timeout_s": 1800.0},
                 "grade": "sealed",
-                **({} if environment else {"setup": [f"sh {_SEAL} . && rm {_SEAL}"]}),
+                **({"verifier_layers": [_PYTHON_LAYER]} if _is_foreign(one) else {}),
+                **({} if environment else {"setup": [SEALING]}),
             },
         },
         "environment": {"workdir": _WORKDIR, "build_timeout_sec": 3600.0}
@@ -210,41 +241,38 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
         instruction=f"{one.problem.strip()}\n\nThe repository is in {_WORKDIR}. Change its source, not its tests.",
         table=table,
         tests={
-            "run.sh": _run_script(one, touched, _ROOT if environment else one.base),
-            "test.sh": "#!/bin/bash\nif bash /tests/run.sh; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n",
+            "run.sh": _run_script(one, _ROOT if environment else one.base),
+            "test.sh": REWARD_SCRIPT,
             "test.patch": one.test_patch,
             "tests.json": msgspec.json.encode(one.tests),
             "log_check.py": inside.joinpath("log_check.py").read_bytes(),
         },
         solution={"solve.sh": f"#!/bin/bash\ncd {_WORKDIR} && {apply} /solution/gold.patch\n", "gold.patch": one.patch},
-        files={} if environment else {_SEAL: inside.joinpath(_SEAL).read_bytes()},
+        files={} if environment else {SEAL: inside.joinpath(SEAL).read_bytes()},
         environment=environment,
     )
 
 
-def _run_script(one: SweInstance, touched: list[str], base: str) -> str:
-    """Test files as they were at the base, with the test patch on them; then the tests, and what their log says."""
-    safe = "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
-    lines = [safe, f"cd {_WORKDIR} || exit 1"]
-    if one.test_patch:
-        lines += [f"base={base}"]
-        lines += [f"git checkout -q $base -- '{path}' 2>/dev/null || rm -f '{path}'" for path in touched]
-        lines += ["git apply /tests/test.patch || exit 1"]
-    lines += ["{", one.command, f"}} > {_LOG} 2>&1", f"tail -c 20000 {_LOG}"]
+def _is_foreign(one: SweInstance) -> bool:
+    """Whether its tests are of another language than Python: then its image may have none, and some logs need the trace."""
+    return one.tests["format"] in (*_LANGUAGE_FORMATS.values(), *_FORMATS_OF_INSTANCES.values())
+
+
+def _run_script(one: SweInstance, base: str) -> str:
+    """The tests, and what their log says."""
+    lines = put_tests_back(_WORKDIR, base, one.test_patch)
+    if one.build:
+        lines += ["{", one.build, "} > /logs/verifier/build.log 2>&1"]
+    traced = ["set -x", one.command, "{ set +x; } 2>/dev/null"] if _is_foreign(one) else [one.command]
+    lines += ["{", *traced, f"}} > {_LOG} 2>&1", f"tail -c 20000 {_LOG}"]
     lines += [f"python3 /tests/log_check.py {_LOG} /tests/tests.json"]
     return "\n".join([*lines, ""])
 
 
 def _faulty() -> str:
     """The fault laid in, as part of the one commit that there is."""
-    command = f"cd {_WORKDIR} && git apply /tmp/fault.patch && rm -rf /tmp/fault.patch .git && {_COMMIT}"
+    command = f"cd {_WORKDIR} && git apply /tmp/fault.patch && rm -rf /tmp/fault.patch .git && {ONE_COMMIT}"
     return f"RUN {command}\nWORKDIR {_WORKDIR}\n"
-
-
-_COMMIT = (  # without git's own tidying up, which would still be under way when gc begins
-    "git init -q && git config gc.auto 0 && git add -A -f"
-    " && git -c user.name=base -c user.email=base@localhost commit -q -m base && git gc -q"
-)
 
 
 def _built(one: SweInstance, repositories: str) -> dict[str, str | bytes]:
@@ -259,11 +287,11 @@ def _built(one: SweInstance, repositories: str) -> dict[str, str | bytes]:
         "FROM ${BASE}",
         f"RUN {_make_venv(one.python)}",
         "ENV PATH=/opt/testbed/bin:$PATH",
-        f"RUN python -m pip install -q {tools}",
+        f"RUN python -m pip install -q --no-compile {tools}",
         *([f"RUN python -m pip install -q {' '.join(one.pins)}"] if one.pins else []),
         f"ADD repository.tar.gz {_WORKDIR}/",
         f"WORKDIR {_WORKDIR}",
-        f"RUN {_COMMIT}",
+        f"RUN {ONE_COMMIT}",
         "COPY install.sh /tmp/install.sh",
         "RUN bash /tmp/install.sh && rm /tmp/install.sh",
     ]
@@ -311,11 +339,11 @@ def _archive(repository: Path, one: SweInstance) -> bytes:
 
 
 adapter = Adapter(
-    about="SWE-bench instances: folders, or rows of SWE-bench, Verified, Lite, SWE-Gym and SWE-smith",
-    get="a checkout of github.com/SWE-bench/swe-bench-tasks (tasks/), or the set's rows as JSON Lines or Parquet",
+    about="SWE-bench instances: folders, also of Multilingual; rows of SWE-bench, Verified, Lite, SWE-Gym, SWE-smith",
+    get="tasks/ of github.com/SWE-bench/swe-bench-tasks or swe-bench-multilingual-tasks, or rows as JSON Lines or Parquet",
     recognise=recognise,
     read=read,
     needs=("the instances' images; or their repositories, their Python and a network for the build",),
     options=("image", "instances", "repositories", "subset"),
-    carries=("log_check.py", _SEAL),
+    carries=("log_check.py", SEAL),
 )

@@ -8,7 +8,6 @@ solution is the fault's patch, reversed.
 
 from __future__ import annotations
 
-import fnmatch
 import importlib.resources
 import re
 from collections.abc import Iterator, Mapping
@@ -21,9 +20,8 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.inside.suite_check import SETTINGS
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import is_test, write_task
+from rollyard.tasks.adapters.drafts import is_test, is_wanted, write_task
 from rollyard.tasks.adapters.git_trees import ONE_COMMIT, changed_files, is_repository, pack_tree, read_tree, run_git
-from rollyard.tasks.layers import layer_spec
 
 _WORKDIR = "/testbed"
 _BRANCH = re.compile(r"(?P<repo>[^/]+__[^/]+?\.[0-9a-f]{8})\.[^/]+")
@@ -37,13 +35,12 @@ def recognise(source: Path) -> bool:
 
 
 def read(source: Path, options: Mapping[str, Any]) -> Iterator[TaskDraft]:
-    """`instances` is a glob over branches; `packages` are what the suite needs, as pip names them, with commas between;
+    """`instances` are globs over branches; `packages` are what the suite needs, as pip names them, with commas between;
     `arguments` are further ones of pytest."""
     if not is_repository(source):
         raise ConfigError(f"{source}: not a git repository", hint="clone it with all of its branches")
-    wanted = str(options.get("instances", "*"))
     for name, commit in _branches(source).items():
-        if fnmatch.fnmatchcase(name, wanted):
+        if is_wanted(name, options):
             yield TaskDraft(name, partial(_write, source, name, commit, options))
 
 
@@ -71,7 +68,6 @@ def _write(repository: Path, name: str, tip: str, options: Mapping[str, Any], fo
         raise ConfigError(f"{name}: its third commit removes no test, so that none finds the fault")
     patch = run_git(repository, "diff", "--no-ext-diff", "--no-textconv", "--binary", commits[2], commits[1])
     layer = f"pip:{','.join(_packages(options))}"
-    layer_spec(layer)
     roots = ["src", "."] if any(path.startswith("src/") for path in original) else ["."]
     plan = {
         "roots": roots,
