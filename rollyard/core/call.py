@@ -177,7 +177,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finished_at: float | None = None
 
 
-class CallRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A call as the store keeps it: placed in the trajectory, history by reference. `new_nodes` are ids of the nodes this
     call added; `leaf` is the node of its answer (None when it failed)."""
 
