@@ -245,7 +245,7 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
     choice = completion.choices[0]
     body = choice.message or _Said()
     message = _message(body)
-    if call is not None:
+    if call is not None and call.tools:
         message = in_namespaces(message, call.tools)
     usage = usage_of(completion.usage)
     meta = choice.meta_info or {}
@@ -262,13 +262,13 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
         finish = "tool_calls"
     if body.refusal:
         finish = "refusal"
-    version = version_of(meta)
-    spans = version_spans(meta)
+    version, spans = (version_of(meta), version_spans(meta)) if meta else (None, ())
     experts, flaws = None, tokens.flaws
-    try:
-        experts = read_experts(choice.routed_experts)
-    except ValueError as error:
-        flaws = (*flaws, str(error))
+    if choice.routed_experts is not None:
+        try:
+            experts = read_experts(choice.routed_experts)
+        except ValueError as error:
+            flaws = (*flaws, str(error))
     engine = {"id": completion.id, "system_fingerprint": completion.system_fingerprint}
     return Reply(
         message=message,
