@@ -20,11 +20,13 @@ from rollyard.core.message import Image, Message, Opaque, Part, Text, Thinking, 
 from rollyard.wire import options
 from rollyard.wire.body import ABSENT, dump, from_upstream, is_given, read_upstream, split_object
 from rollyard.wire.codec import Memo
+from rollyard.wire.history import split_around
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id, image_url
 from rollyard.wire.tokens import TokenLogprob, from_meta_info, prompt_ids, read_tokens, version_of, version_spans
 from rollyard.wire.toolnames import CUSTOM_SCHEMA, custom_arguments, flat_name, in_namespaces
 
+_LONG = 4096  # bytes of a request whose history is not read again
 _DROPPED = ("stream", "stream_options", "n")
 _TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _PLAIN = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
@@ -74,7 +76,9 @@ def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping
 
 
 def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
-    body: dict[str, Any] = dict(split_object(call.raw))
+    raw, place = call.raw, call.history
+    long = place is not None and len(raw) >= _LONG
+    body: dict[str, Any] = {**(split_around(raw, "messages", place) if long else split_object(raw))}
     for name in _DROPPED:
         body.pop(name, None)
     if not call.tools and not body.get("functions"):

@@ -16,7 +16,7 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Message, Part, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import openai_shapes, responses_upstream
-from rollyard.wire.body import ABSENT, digest, dump, from_agent, is_given, raw_text, read, recall, recall_keyed
+from rollyard.wire.body import ABSENT, digest, dump, from_agent, is_given, raw_text, read, recall_keyed, recall_same
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.members import BodyReader
 from rollyard.wire.options import choice_of, reasoning_of, text_of
@@ -169,7 +169,7 @@ def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     tools: tuple[ToolSpec, ...] = ()
     tools_digest = b""
     if is_given(body.tools):
-        tools, tools_digest = recall(memo, b"responses tools", body.tools, _tool_specs)
+        tools, tools_digest = recall_same(memo, b"responses tools", body.tools, _tool_specs)
     return Call(
         id=request.call_id,
         rollout_id=request.rollout_id,

@@ -7,7 +7,9 @@ import pytest
 from rollyard.core.errors import GateError
 from rollyard.core.message import Message, Text
 from rollyard.wire import CODECS
+from rollyard.wire.body import split_object
 from rollyard.wire.codec import WireRequest
+from rollyard.wire.history import split_around
 
 TOOLS = {
     "chat": [{"type": "function", "function": {"name": "shell"}}],
@@ -149,7 +151,13 @@ def outcome(data, memo=None):
         call = decode("chat", data, memo)
     except GateError as error:
         return type(error), str(error)
+    if call.history is not None:
+        assert _bytes(split_around(data, "messages", call.history)) == _bytes(split_object(data))
     return call.messages, call.tools, call.sampling
+
+
+def _bytes(members):
+    return {name: bytes(value) for name, value in members.items()}
 
 
 @pytest.mark.parametrize("before", BEFORE)
