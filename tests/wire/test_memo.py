@@ -96,7 +96,7 @@ def test_dialects_that_share_a_memo_do_not_read_each_others_items():
     same = {"role": "user", "content": [{"type": "text", "text": "x", "thinking": "y"}]}
     data = json.dumps({"messages": [same], "tools": []}).encode()
     assert decode("chat", data, memo).messages == decode("messages", data, memo).messages
-    assert len(memo) == 4 + 1  # and what a chat's next request may begin with
+    assert len(memo) == 4 + 2 + 1  # and the last tools of each, and what a chat's next request may begin with
 
 
 def test_only_what_follows_the_request_before_is_parsed():
