@@ -76,9 +76,11 @@ def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping
 
 
 def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
-    raw, place = call.raw, call.history
-    long = place is not None and len(raw) >= _LONG
-    body: dict[str, Any] = {**(split_around(raw, "messages", place) if long else split_object(raw))}
+    body: dict[str, Any] = {}
+    if call.history is not None and len(call.raw) >= _LONG:
+        body |= split_around(call.raw, "messages", call.history)
+    else:
+        body |= split_object(call.raw)
     for name in _DROPPED:
         body.pop(name, None)
     if not call.tools and not body.get("functions"):
