@@ -1,4 +1,5 @@
-"""The gate beside its floors, in one run: `python -m bench.gate [--quick] [--peers]`.
+"""The gate beside its floors, in one run: `python -m bench.gate [--quick] [--peers]`; and with several processes, over their
+number: `python -m bench.gate --processes 1,2,4,8`.
 
 direct       the client straight at the model server: what the harness itself costs
 aiohttp-raw  an aiohttp reverse proxy that reads nothing and keeps nothing
@@ -362,7 +363,12 @@ def main() -> int:
     arguments.add_argument("--quick", action="store_true", help="shorter windows")
     arguments.add_argument("--held", type=int, default=2000)
     arguments.add_argument("--peers", action="store_true", help="also gates from PyPI, in venvs of their own")
+    arguments.add_argument("--processes", help="counts with commas between: only calls/s over them, see gate_processes")
     given = arguments.parse_args()
+    if given.processes:
+        from bench import gate_processes
+
+        return gate_processes.run([int(count) for count in given.processes.split(",")], quick=given.quick)
     seconds, rounds = (0.7, 2) if given.quick else (1.5, 3)
     python = sys.executable
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,6 +1,6 @@
 """A model server that costs almost nothing: replies are serialised once, a nonce is patched in. It answers as vLLM does with
 `return_token_ids` (prompt ids at the top, ids and logprobs per choice), as chat completions, Messages and Responses, whole or
-as a stream of 64 token events.
+as a stream of 64 token events. Several may share a port.
 
     python -m bench.model_server PORT
 """
@@ -195,7 +195,7 @@ class Server(asyncio.Protocol):
 async def main(port: int) -> None:
     library, held = Library(), set()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Server(library, held), "127.0.0.1", port, backlog=4096)
+    server = await loop.create_server(lambda: Server(library, held), "127.0.0.1", port, backlog=4096, reuse_port=True)
     print(server.sockets[0].getsockname()[1], flush=True)
     await server.serve_forever()
 

@@ -105,6 +105,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     parent_thread: str | None = None
     raw: bytes = b""
     raw_digest: bytes = b""  # sha256 of `raw`, set by whoever has computed it already
+    history: tuple[int, int] | None = None  # where in `raw` the list of messages lies, where that is known
     headers: Mapping[str, str] = {}
     received_at: float = 0.0
     continues: Continuation | None = None
@@ -177,7 +178,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     finished_at: float | None = None
 
 
-class CallRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A call as the store keeps it: placed in the trajectory, history by reference. `new_nodes` are ids of the nodes this
     call added; `leaf` is the node of its answer (None when it failed)."""
 

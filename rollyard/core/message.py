@@ -70,6 +70,8 @@ def canonical_json(text: str) -> str:
 
 
 def _normalise(role: str, parts: tuple[Part, ...]) -> list[Any]:
+    if len(parts) == 1 and type(parts[0]) is Text:  # nearly every message
+        return [role, parts[0].text.rstrip()]
     words: list[Any] = [role]
     text: list[str] = []
     for part in parts:

@@ -11,7 +11,6 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -33,6 +32,7 @@ from rollyard.gate.session import GAVE_UP, PATIENCE_S, RefusedCall
 from rollyard.net.http_server import Exchange
 from rollyard.wire import CODECS, Route
 from rollyard.wire.codec import Codec, WireRequest
+from rollyard.wire.history import CHAT_HISTORY
 
 if TYPE_CHECKING:
     from rollyard.gate.session import Session
@@ -121,7 +121,8 @@ class Calls:
             raise StoreBroken("the gate cannot record calls of this rollout any more")
         now = session.last_activity = time.monotonic()
         body = exchange.body
-        digest = sha256(body).digest()
+        known = session.memo.get(CHAT_HISTORY)
+        digest = session.body_digest.digest(body, b"" if known is None else known.text)
         headers = exchange.headers
         mark = headers.get(b"idempotency-key")
         idempotency = None if mark is None else mark.decode("latin-1")

@@ -14,6 +14,7 @@ from rollyard.core.call import REPLAYED, Call, Dialect, Reply, Usage
 from rollyard.core.lease import Lease
 from rollyard.core.log import Log
 from rollyard.core.protocols import Passthrough, Policy, Prefix, SessionRecord
+from rollyard.gate.body_digest import BodyDigest
 from rollyard.gate.classify import Shape
 from rollyard.gate.fairness import Lane
 from rollyard.gate.keys import key_hash
@@ -94,6 +95,7 @@ class Session:
         self.lane = Lane(plan.budget.concurrent)
         self.shape = Shape()
         self.memo: dict[bytes, Any] = {}
+        self.body_digest = BodyDigest()
         self.doorways: set[Doorway] = set()
         self.calls = 0
         self.relayed = 0  # calls that passed through unread, those past the budget too

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 from sqlalchemy import Connection, select
@@ -19,8 +20,17 @@ _pieces = msgspec.msgpack.Decoder(Delta)
 
 
 def put(connection: Connection, bodies: Mapping[bytes, Blob]) -> None:
-    if bodies:
-        _put.rows(connection, [(digest, *_encode(body)) for digest, body in bodies.items()])
+    put_rows(connection, encode_blobs(bodies))
+
+
+def encode_blobs(bodies: Mapping[bytes, Blob]) -> list[tuple[Any, ...]]:
+    """Their rows."""
+    return [(digest, *_encode(body)) for digest, body in bodies.items()]
+
+
+def put_rows(connection: Connection, rows: list[tuple[Any, ...]]) -> None:
+    """Of several rows for one body the first counts: a later one may be a difference from what builds on it."""
+    _put.rows(connection, rows)
 
 
 def get(connection: Connection, digest: bytes) -> bytes:

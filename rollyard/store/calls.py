@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, select, update
@@ -18,7 +18,7 @@ from rollyard.core.message import Message
 from rollyard.core.node import Node
 from rollyard.core.protocols import SessionRecord
 from rollyard.store import leases
-from rollyard.store.blobs import put as put_blobs
+from rollyard.store.blobs import encode_blobs, put_rows
 from rollyard.store.database import Put
 from rollyard.store.schema import calls, nodes, sessions
 
@@ -51,14 +51,28 @@ _CLOSED = (
 _closed_at = select(sessions.c.rollout_id, sessions.c.closed_at)
 
 
+class CallRows(NamedTuple):
+    call: tuple[Any, ...]
+    nodes: list[tuple[Any, ...]]
+    blobs: list[tuple[Any, ...]]
+
+
 class CommitCall:
     """Keep one call with the nodes and bodies it added. Raises `SessionClosed` once its session is closed; a session whose
     claim was taken over is closed."""
 
-    __slots__ = ("blobs", "nodes", "record")
+    __slots__ = ("_blobs", "_nodes", "_rows", "record")
 
     def __init__(self, record: CallRecord, nodes: Sequence[Node], blobs: Mapping[bytes, Blob]) -> None:
-        self.record, self.nodes, self.blobs = record, nodes, blobs
+        self.record, self._nodes, self._blobs = record, nodes, blobs
+        self._rows: CallRows | None = None
+
+    def prepare(self) -> CallRows:
+        """Packed and encoded, once."""
+        if self._rows is None:
+            nodes = [_node_row(self.record.rollout_id, node) for node in self._nodes]
+            self._rows = CallRows(_call_row(self.record), nodes, encode_blobs(self._blobs))
+        return self._rows
 
     @property
     def gather_s(self) -> float:
@@ -76,21 +90,10 @@ class CommitCall:
         """Several, with one statement for each table: a statement costs more than the row it writes. The calls of closed
         sessions are refused, each with its own error."""
         closed = _find_closed(connection, {work.record.rollout_id for work in works})
-        bodies: dict[bytes, Blob] = {}
-        node_rows: list[tuple[Any, ...]] = []
-        call_rows: list[tuple[Any, ...]] = []
-        for work in works:
-            rollout_id = work.record.rollout_id
-            if rollout_id not in closed:
-                bodies = {
-                    **work.blobs,
-                    **bodies,
-                }  # the first counts: a later one may be a difference from what builds on it
-                node_rows += [_node_row(rollout_id, node) for node in work.nodes]
-                call_rows.append(_call_row(work.record))
-        put_blobs(connection, bodies)
-        _put_nodes.rows(connection, node_rows)
-        _put_calls.rows(connection, call_rows)
+        kept = [work.prepare() for work in works if work.record.rollout_id not in closed]
+        put_rows(connection, [row for rows in kept for row in rows.blobs])
+        _put_nodes.rows(connection, [row for rows in kept for row in rows.nodes])
+        _put_calls.rows(connection, [rows.call for rows in kept])
         return [_refusal(work.record.rollout_id) if work.record.rollout_id in closed else None for work in works]
 
 

@@ -5,7 +5,7 @@ writing ones on its own thread, many to a transaction; `Postgres` gives each a t
 again when its transaction had to be repeated, so it does nothing but talk to the connection. One that has an attribute
 `together` may be run as `together(connection, works)` with others of its kind; that gives a result for each, and one that is
 an exception is raised for its caller. One that has `gather_s` may be kept for so long, while much is written, until others
-have come.
+have come. One that has `prepare` may be asked to do so before its transaction, while other processes write.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def _number(value: float | None) -> str:
 
 
 def _call(record: Any) -> dict[str, Any]:
-    shown = msgspec.to_builtins(record)
+    shown = {name: msgspec.to_builtins(value) for name, value in msgspec.structs.asdict(record).items()}
     for name in ("tools_digest", "raw_request", "raw_response"):
         shown[name] = getattr(record, name).hex() or None
     return shown

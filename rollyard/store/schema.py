@@ -23,7 +23,7 @@ from sqlalchemy import (
     event,
 )
 
-HEAD = "0010"  # the newest migration
+HEAD = "0011"  # the newest migration
 
 metadata = MetaData()
 
@@ -62,7 +62,6 @@ calls = Table(
     Column("received_at", Float, nullable=False),
     Column("finished_at", Float),
     Column("record", LargeBinary, nullable=False),
-    sqlite_with_rowid=False,
 )
 
 nodes = Table(

@@ -19,6 +19,7 @@ import math
 import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -155,6 +156,7 @@ class SQLite:
                 continue
             try:
                 connection = connection or self._open()
+                _prepare(works)
                 results = _together(connection, works, self.where)
             except Exception as error:  # noqa: BLE001 - handed to every caller: this thread outlives it
                 results = [_of_ours(error, self.where) for _ in works]
@@ -197,6 +199,14 @@ def _read_nothing(set_up: Work[Any] | None, work: Work[T]) -> T:
         if set_up is not None:
             set_up(connection)
         return work(connection)
+
+
+def _prepare(works: list[Work[Any]]) -> None:
+    """What needs no lock on the file is done before there is one."""
+    for work in works:
+        if (prepare := getattr(work, "prepare", None)) is not None:
+            with suppress(Exception):  # it comes again in the transaction, and goes to its caller
+                prepare()
 
 
 def _together(connection: Connection, works: list[Work[Any]], where: str) -> list[Any]:

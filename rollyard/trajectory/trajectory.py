@@ -283,18 +283,17 @@ def flaws_of(reply: Reply) -> tuple[str, ...]:
     found = list(reply.flaws)
     if (flaw := _experts_flaw(reply)) is not None:
         found.append(flaw)
-    logprobs = reply.logprobs
-    if logprobs is None or reply.completion_ids is None:
-        return tuple(dict.fromkeys(found))
-    if len(logprobs) != len(reply.completion_ids):
-        found.append(f"{len(logprobs)} logprobs for {len(reply.completion_ids)} tokens")
-    if not math.isfinite(sum(logprobs)):
-        found.append("a logprob is not finite")
-    elif min(logprobs, default=0.0) <= SENTINEL:
-        found.append("a logprob is the engine's placeholder")
-    elif max(logprobs, default=0.0) > POSITIVE:
-        found.append("a logprob is positive")
-    return tuple(dict.fromkeys(found))
+    if reply.logprobs is not None and reply.completion_ids is not None:
+        logprobs = reply.logprobs.tolist()
+        if len(logprobs) != len(reply.completion_ids):
+            found.append(f"{len(logprobs)} logprobs for {len(reply.completion_ids)} tokens")
+        if not math.isfinite(sum(logprobs)):
+            found.append("a logprob is not finite")
+        elif min(logprobs, default=0.0) <= SENTINEL:
+            found.append("a logprob is the engine's placeholder")
+        elif max(logprobs, default=0.0) > POSITIVE:
+            found.append("a logprob is positive")
+    return tuple(dict.fromkeys(found)) if found else ()
 
 
 def _outcome(

@@ -16,9 +16,9 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Message, Opaque, Part, Role, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import chat_upstream, openai_shapes
-from rollyard.wire.body import ABSENT, dump, from_agent, is_given, raw_text, read, recall
+from rollyard.wire.body import ABSENT, dump, from_agent, is_given, raw_text, read, recall, recall_same
 from rollyard.wire.codec import Memo, WireRequest
-from rollyard.wire.history import History, read_history
+from rollyard.wire.history import CHAT_HISTORY, History, read_history
 from rollyard.wire.members import BodyReader, refuse_stored
 from rollyard.wire.options import choice_of, reasoning_of
 from rollyard.wire.parts import image_from_url, opaque, pieces
@@ -176,7 +176,7 @@ def _recall_item(memo: Memo, raw: msgspec.Raw) -> Message:
     return recall(memo, b"chat messages", raw, _history_item)
 
 
-_history = History(b"chat history", "messages", _recall_item)
+_history = History(CHAT_HISTORY, "messages", _recall_item)
 
 
 def _spec(function: _FunctionSpec, kind: str = "function", raw: str | None = None) -> ToolSpec:
@@ -226,13 +226,13 @@ def _sampling(body: _Body) -> Sampling:
 @from_agent
 def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     memo = {} if memo is None else memo
-    body, messages = read_history(_body, request.body, memo, _history)
+    body, messages, place = read_history(_body, request.body, memo, _history)
     if body.n is not None and body.n != 1:
         raise BadRequest("n: one choice per call is answered")
     tools: tuple[ToolSpec, ...] = ()
     tools_digest = b""
     if is_given(body.tools):
-        tools, tools_digest = recall(memo, b"chat tools", body.tools, _tool_specs)
+        tools, tools_digest = recall_same(memo, b"chat tools", body.tools, _tool_specs)
     elif is_given(body.functions):
         tools, tools_digest = recall(memo, b"chat functions", body.functions, _function_specs)
     return Call(
@@ -247,6 +247,7 @@ def decode(request: WireRequest, memo: Memo | None = None) -> Call:
         stream=bool(body.stream),
         include_usage=bool(body.stream_options and body.stream_options.include_usage),
         raw=request.body,
+        history=place,
         headers=request.headers,
         received_at=request.received_at,
     )

@@ -20,11 +20,13 @@ from rollyard.core.message import Image, Message, Opaque, Part, Text, Thinking, 
 from rollyard.wire import options
 from rollyard.wire.body import ABSENT, dump, from_upstream, is_given, read_upstream, split_object
 from rollyard.wire.codec import Memo
+from rollyard.wire.history import split_around
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id, image_url
 from rollyard.wire.tokens import TokenLogprob, from_meta_info, prompt_ids, read_tokens, version_of, version_spans
 from rollyard.wire.toolnames import CUSTOM_SCHEMA, custom_arguments, flat_name, in_namespaces
 
+_LONG = 4096  # bytes of a request whose history is not read again
 _DROPPED = ("stream", "stream_options", "n")
 _TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _PLAIN = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
@@ -74,7 +76,11 @@ def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping
 
 
 def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
-    body: dict[str, Any] = dict(split_object(call.raw))
+    body: dict[str, Any] = {}
+    if call.history is not None and len(call.raw) >= _LONG:
+        body |= split_around(call.raw, "messages", call.history)
+    else:
+        body |= split_object(call.raw)
     for name in _DROPPED:
         body.pop(name, None)
     if not call.tools and not body.get("functions"):
@@ -245,7 +251,7 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
     choice = completion.choices[0]
     body = choice.message or _Said()
     message = _message(body)
-    if call is not None:
+    if call is not None and call.tools:
         message = in_namespaces(message, call.tools)
     usage = usage_of(completion.usage)
     meta = choice.meta_info or {}
@@ -262,13 +268,13 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
         finish = "tool_calls"
     if body.refusal:
         finish = "refusal"
-    version = version_of(meta)
-    spans = version_spans(meta)
+    version, spans = (version_of(meta), version_spans(meta)) if meta else (None, ())
     experts, flaws = None, tokens.flaws
-    try:
-        experts = read_experts(choice.routed_experts)
-    except ValueError as error:
-        flaws = (*flaws, str(error))
+    if choice.routed_experts is not None:
+        try:
+            experts = read_experts(choice.routed_experts)
+        except ValueError as error:
+            flaws = (*flaws, str(error))
     engine = {"id": completion.id, "system_fingerprint": completion.system_fingerprint}
     return Reply(
         message=message,

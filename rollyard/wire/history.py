@@ -18,7 +18,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import msgspec
 
 from rollyard.core.errors import GateError
-from rollyard.wire.body import check_size, read
+from rollyard.wire.body import check_size, read, split_object
 from rollyard.wire.codec import Memo
 from rollyard.wire.members import BodyReader
 
@@ -28,6 +28,7 @@ T = TypeVar("T")
 _MARK = b'"' + secrets.token_hex(16).encode() + b'"'
 _items = msgspec.json.Decoder(list[msgspec.Raw])
 _BLANK = b" \n\r\t"
+CHAT_HISTORY = b"chat history"  # its key in a memo
 
 
 class History(NamedTuple, Generic[T]):
@@ -44,8 +45,10 @@ class KnownHistory(NamedTuple, Generic[T]):
     items: tuple[T, ...]
 
 
-def read_history(reader: BodyReader[B], body: bytes, memo: Memo, history: History[T]) -> tuple[B, tuple[T, ...]]:
-    """A request, and the items of its history."""
+def read_history(
+    reader: BodyReader[B], body: bytes, memo: Memo, history: History[T]
+) -> tuple[B, tuple[T, ...], tuple[int, int] | None]:
+    """A request, the items of its history, and where in the body their list lies, as far as that is known."""
     check_size(body)
     known: KnownHistory[T] | None = memo.get(history.key)
     if known is not None and body.startswith(known.text):
@@ -53,16 +56,31 @@ def read_history(reader: BodyReader[B], body: bytes, memo: Memo, history: Histor
         if found is not None:
             return found
     whole = reader.read(body)
-    listed: Any = getattr(whole, history.member)
-    items = tuple([history.parse(memo, raw) for raw in read(_items, listed, history.member)])
+    raw: Any = getattr(whole, history.member)
+    items = tuple([history.parse(memo, each) for each in read(_items, raw, history.member)])
+    listed = bytes(raw)
     start = body.find(b"[", body.find(b'"%b"' % history.member.encode()))
-    _remember(memo, history, body, start, bytes(listed), items)
-    return whole, items
+    if start <= 0 or not body.startswith(listed, start):  # a guess; one that only looks right is found out by a mark
+        return whole, items, None
+    if listed[:-1].rstrip(_BLANK).endswith(b"}"):
+        end = start + len(listed) - 1
+        memo[history.key] = KnownHistory(body[: start + 1], body[:end].rstrip(_BLANK), items)
+    return whole, items, (start, start + len(listed))
+
+
+def split_around(body: bytes, member: str, place: tuple[int, int]) -> dict[str, msgspec.Raw]:
+    """The top-level members of a body that was read before. The list at `place` is not read again."""
+    start, end = place
+    found = split_object(b"".join((body[:start], _MARK, body[end:])))
+    if member not in found or bytes(found[member]) != _MARK:
+        return split_object(body)
+    found[member] = msgspec.Raw(body[start:end])
+    return found
 
 
 def _read_on(
     reader: BodyReader[B], body: bytes, memo: Memo, history: History[T], known: KnownHistory[T]
-) -> tuple[B, tuple[T, ...]] | None:
+) -> tuple[B, tuple[T, ...], tuple[int, int]] | None:
     """None where the known items are not the beginning of the history after all, or something is wrong with what follows."""
     short = b"".join((known.head, _MARK, body[len(known.text) :]))
     try:
@@ -77,10 +95,4 @@ def _read_on(
     end = len(known.text) + len(listed) - len(_MARK) - 2
     if new:
         memo[history.key] = KnownHistory(known.head, body[:end].rstrip(_BLANK), items)
-    return rest, items
-
-
-def _remember(memo: Memo, history: History[T], body: bytes, start: int, listed: bytes, items: tuple[T, ...]) -> None:
-    """What the next request may begin with. `start` is a guess at the list's place: a wrong one is found out above."""
-    if start > 0 and body.startswith(listed, start) and listed[:-1].rstrip(_BLANK).endswith(b"}"):
-        memo[history.key] = KnownHistory(body[: start + 1], body[: start + len(listed) - 1].rstrip(_BLANK), items)
+    return rest, items, (len(known.head) - 1, end + 1)

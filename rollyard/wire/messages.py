@@ -17,7 +17,7 @@ from rollyard.core.errors import BadRequest, ThreadNotFound
 from rollyard.core.message import Message, Part, Text, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import messages_upstream
-from rollyard.wire.body import ABSENT, dump, from_agent, is_given, raw_text, read, recall
+from rollyard.wire.body import ABSENT, dump, from_agent, is_given, raw_text, read, recall, recall_same
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.members import BodyReader
 from rollyard.wire.messages_blocks import blocks, part_of
@@ -179,13 +179,13 @@ def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     memo = {} if memo is None else memo
     messages: list[Message] = []
     if is_given(body.system):
-        messages.extend(recall(memo, b"messages system", body.system, _system_message))
+        messages.extend(recall_same(memo, b"messages system", body.system, _system_message))
     for raw in body.messages:
         messages.extend(recall(memo, b"messages", raw, _history_item))
     tools: tuple[ToolSpec, ...] = ()
     tools_digest = b""
     if is_given(body.tools):
-        tools, tools_digest = recall(memo, b"messages tools", body.tools, _tool_specs)
+        tools, tools_digest = recall_same(memo, b"messages tools", body.tools, _tool_specs)
     return Call(
         id=request.call_id,
         rollout_id=request.rollout_id,

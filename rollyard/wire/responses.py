@@ -16,13 +16,12 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Message, Part, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import openai_shapes, responses_upstream
-from rollyard.wire.body import ABSENT, digest, dump, from_agent, is_given, raw_text, read, recall, recall_keyed
+from rollyard.wire.body import ABSENT, digest, dump, from_agent, is_given, raw_text, read, recall_keyed, recall_same
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.members import BodyReader
 from rollyard.wire.options import choice_of, reasoning_of, text_of
 from rollyard.wire.parts import pieces
 from rollyard.wire.responses_items import assistant_items, message_of
-from rollyard.wire.sse import frame
 from rollyard.wire.toolnames import custom_tools, in_namespaces
 
 
@@ -170,7 +169,7 @@ def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     tools: tuple[ToolSpec, ...] = ()
     tools_digest = b""
     if is_given(body.tools):
-        tools, tools_digest = recall(memo, b"responses tools", body.tools, _tool_specs)
+        tools, tools_digest = recall_same(memo, b"responses tools", body.tools, _tool_specs)
     return Call(
         id=request.call_id,
         rollout_id=request.rollout_id,
@@ -188,44 +187,49 @@ def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     )
 
 
-def _response(call: Call, status: str, **fields: Any) -> dict[str, Any]:
+_RESPONSE = (
+    b'{"id":%b,"object":"response","created_at":%d,"status":"%b","background":false,"error":%b,"incomplete_details":%b,'
+    b'"instructions":null,"max_output_tokens":%b,"model":%b,"output":%b,"parallel_tool_calls":%b,'
+    b'"previous_response_id":null,"reasoning":{"effort":null,"summary":null},"store":false,"temperature":%b,'
+    b'"text":{"format":{"type":"text"}},"tool_choice":"auto","tools":[],"top_p":%b,"truncation":"disabled","usage":%b,'
+    b'"metadata":{}}'
+)
+
+
+def _response(
+    call: Call,
+    status: bytes,
+    *,
+    error: bytes = b"null",
+    incomplete: bytes = b"null",
+    output: bytes = b"[]",
+    usage: bytes = b"null",
+) -> bytes:
     sampling = call.sampling
-    return {
-        "id": f"resp_{call.id}",
-        "object": "response",
-        "created_at": int(call.received_at),
-        "status": status,
-        "background": False,
-        "error": None,
-        "incomplete_details": None,
-        "instructions": None,
-        "max_output_tokens": sampling.max_tokens,
-        "model": call.model,
-        "output": [],
-        "parallel_tool_calls": sampling.parallel_tool_calls is not False,
-        "previous_response_id": None,
-        "reasoning": {"effort": None, "summary": None},
-        "store": False,
-        "temperature": sampling.temperature,
-        "text": {"format": {"type": "text"}},
-        "tool_choice": "auto",
-        "tools": [],
-        "top_p": sampling.top_p,
-        "truncation": "disabled",
-        "usage": None,
-        "metadata": {},
-        **fields,
-    }
+    return _RESPONSE % (
+        dump(f"resp_{call.id}"),
+        int(call.received_at),
+        status,
+        error,
+        incomplete,
+        dump(sampling.max_tokens),
+        dump(call.model),
+        output,
+        b"false" if sampling.parallel_tool_calls is False else b"true",
+        dump(sampling.temperature),
+        dump(sampling.top_p),
+        usage,
+    )
 
 
-def _finish_response(call: Call, reply: Reply, output: list[Any]) -> dict[str, Any]:
+def _finish_response(call: Call, reply: Reply, output: list[bytes]) -> bytes:
     cut = {"length": "max_output_tokens", "refusal": "content_filter"}.get(reply.finish)
     return _response(
         call,
-        "incomplete" if cut else "completed",
-        incomplete_details={"reason": cut} if cut else None,
-        output=output,
-        usage=openai_shapes.responses_usage(reply),
+        b"incomplete" if cut else b"completed",
+        incomplete=dump({"reason": cut}) if cut else b"null",
+        output=b"[%b]" % b",".join(output),
+        usage=dump(openai_shapes.responses_usage(reply)),
     )
 
 
@@ -244,84 +248,93 @@ def _items(call: Call, reply: Reply) -> list[Any]:
 
 
 def encode(call: Call, reply: Reply) -> bytes:
-    return dump(_finish_response(call, reply, _items(call, reply)))
+    return _finish_response(call, reply, [dump(item) for item in _items(call, reply)])
 
 
 class _Events:
-    """Events in sequence."""
+    """Events in sequence. Their members are JSON already: what several events say is encoded once."""
 
     def __init__(self, start: int) -> None:
         self._number = start
 
-    def __call__(self, kind: str, **fields: Any) -> bytes:
-        event = {"type": kind, "sequence_number": self._number, **fields}
+    def __call__(self, kind: bytes, members: bytes) -> bytes:
+        number = self._number
         self._number += 1
-        return frame(dump(event), kind)
+        return b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b}\n\n' % (kind, kind, number, members)
 
 
-def _item_events(emit: _Events, index: int, item: Any, whole: msgspec.Raw) -> Iterator[bytes]:
+def _item_events(emit: _Events, index: int, item: Any, whole: bytes) -> Iterator[bytes]:
     """`whole` is the item as JSON."""
-    if not isinstance(item, dict):
-        yield emit("response.output_item.added", output_index=index, item=item)
-    elif item["type"] == "message":
-        yield emit(
-            "response.output_item.added", output_index=index, item={**item, "status": "in_progress", "content": []}
-        )
+    place = b'"output_index":%d' % index
+    if isinstance(item, dict):
+        inner = b'"item_id":%b,%b' % (dump(item["id"]), place)
+        yield from _inner_events(emit, place, inner, item)
+    else:
+        yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, whole))
+    yield emit(b"response.output_item.done", b'%b,"item":%b' % (place, whole))
+
+
+def _inner_events(emit: _Events, place: bytes, inner: bytes, item: dict[str, Any]) -> Iterator[bytes]:
+    """Of an item that is understood; `inner` is the place of what lies in it."""
+    if item["type"] == "message":
+        begun: dict[str, Any] = {**item, "status": "in_progress", "content": []}
+        yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, dump(begun)))
         for number, block in enumerate(item["content"]):
-            yield from _text_events(emit, {"item_id": item["id"], "output_index": index}, number, block)
+            yield from _text_events(emit, b'%b,"content_index":%d' % (inner, number), block)
     elif item["type"] == "reasoning":
-        yield emit("response.output_item.added", output_index=index, item={**item, "summary": []})
+        begun = {**item, "summary": []}
+        yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, dump(begun)))
         for number, block in enumerate(item["summary"]):
-            yield from _summary_events(emit, {"item_id": item["id"], "output_index": index}, number, block)
+            yield from _summary_events(emit, b'%b,"summary_index":%d' % (inner, number), block)
     else:
         field, kind = (
-            ("arguments", "response.function_call_arguments")
+            ("arguments", b"response.function_call_arguments")
             if item["type"] == "function_call"
-            else ("input", "response.custom_tool_call_input")
+            else ("input", b"response.custom_tool_call_input")
         )
-        yield emit("response.output_item.added", output_index=index, item={**item, "status": "in_progress", field: ""})
-        place = {"item_id": item["id"], "output_index": index}
+        begun = {**item, "status": "in_progress", field: ""}
+        yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, dump(begun)))
         for piece in pieces(item[field]):
-            yield emit(f"{kind}.delta", **place, delta=piece)
-        yield emit(f"{kind}.done", **place, **{field: item[field]})
-    yield emit("response.output_item.done", output_index=index, item=whole)
+            yield emit(kind + b".delta", b'%b,"delta":%b' % (inner, dump(piece)))
+        yield emit(kind + b".done", b'%b,"%b":%b' % (inner, field.encode(), dump(item[field])))
 
 
-def _text_events(emit: _Events, place: dict[str, Any], number: int, block: dict[str, Any]) -> Iterator[bytes]:
-    place = {**place, "content_index": number}
-    yield emit("response.content_part.added", **place, part={**block, "text": "", "logprobs": []})
-    logprobs = block["logprobs"]
+def _text_events(emit: _Events, place: bytes, block: dict[str, Any]) -> Iterator[bytes]:
+    begun = {**block, "text": "", "logprobs": []}
+    yield emit(b"response.content_part.added", b'%b,"part":%b' % (place, dump(begun)))
+    logprobs = shown = dump(block["logprobs"])
     for piece in pieces(block["text"]):
-        yield emit("response.output_text.delta", **place, delta=piece, logprobs=logprobs)
-        logprobs = []
-    yield emit("response.output_text.done", **place, text=block["text"], logprobs=block["logprobs"])
-    yield emit("response.content_part.done", **place, part=block)
+        members = b'%b,"delta":%b,"logprobs":%b' % (place, dump(piece), shown)
+        yield emit(b"response.output_text.delta", members)
+        shown = b"[]"
+    text = dump(block["text"])
+    yield emit(b"response.output_text.done", b'%b,"text":%b,"logprobs":%b' % (place, text, logprobs))
+    yield emit(b"response.content_part.done", b'%b,"part":%b' % (place, dump(block)))
 
 
-def _summary_events(emit: _Events, place: dict[str, Any], number: int, block: dict[str, Any]) -> Iterator[bytes]:
-    place = {**place, "summary_index": number}
-    yield emit("response.reasoning_summary_part.added", **place, part={**block, "text": ""})
+def _summary_events(emit: _Events, place: bytes, block: dict[str, Any]) -> Iterator[bytes]:
+    yield emit(b"response.reasoning_summary_part.added", b'%b,"part":%b' % (place, dump({**block, "text": ""})))
     for piece in pieces(block["text"]):
-        yield emit("response.reasoning_summary_text.delta", **place, delta=piece)
-    yield emit("response.reasoning_summary_text.done", **place, text=block["text"])
-    yield emit("response.reasoning_summary_part.done", **place, part=block)
+        yield emit(b"response.reasoning_summary_text.delta", b'%b,"delta":%b' % (place, dump(piece)))
+    yield emit(b"response.reasoning_summary_text.done", b'%b,"text":%b' % (place, dump(block["text"])))
+    yield emit(b"response.reasoning_summary_part.done", b'%b,"part":%b' % (place, dump(block)))
 
 
 def opening(call: Call) -> bytes:
     emit = _Events(0)
-    response = msgspec.Raw(dump(_response(call, "in_progress")))
-    return emit("response.created", response=response) + emit("response.in_progress", response=response)
+    response = b'"response":%b' % _response(call, b"in_progress")
+    return emit(b"response.created", response) + emit(b"response.in_progress", response)
 
 
 def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]:
     if not opened:
         yield opening(call)
     emit = _Events(2)
-    wholes: list[msgspec.Raw] = []
+    wholes: list[bytes] = []
     for index, item in enumerate(_items(call, reply)):
-        wholes.append(msgspec.Raw(dump(item)))
+        wholes.append(dump(item))
         yield from _item_events(emit, index, item, wholes[-1])
-    yield emit("response.completed", response=_finish_response(call, reply, wholes))
+    yield emit(b"response.completed", b'"response":%b' % _finish_response(call, reply, wholes))
 
 
 class ResponsesCodec:
@@ -342,11 +355,11 @@ class ResponsesCodec:
         return "text/event-stream"
 
     def keepalive(self, call: Call) -> bytes:
-        return _Events(1)("response.in_progress", response=_response(call, "in_progress"))
+        return _Events(1)(b"response.in_progress", b'"response":%b' % _response(call, b"in_progress"))
 
     def stream_error(self, call: Call, status: int, code: str, message: str) -> bytes:
-        failed = _response(call, "failed", error={"code": code, "message": message})
-        return _Events(2)("response.failed", response=failed)
+        failed = _response(call, b"failed", error=dump({"code": code, "message": message}))
+        return _Events(2)(b"response.failed", b'"response":%b' % failed)
 
     def count_tokens(self, count: int) -> bytes:
         return dump({"object": "response.input_tokens", "input_tokens": count})

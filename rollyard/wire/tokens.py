@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.call import CaptureLevel, TokenText, Usage, VersionSpan, floats
-from rollyard.wire.body import digest, is_given
+from rollyard.wire.body import is_given
 from rollyard.wire.codec import Memo
 
 _numbers = msgspec.json.Decoder(list[int])
@@ -71,6 +71,9 @@ def as_ids(values: Sequence[int] | None) -> array[int] | None:
         return None
 
 
+_PROMPT = b"prompt ids "  # begins the keys of prompts in a memo
+
+
 class _Prompt(msgspec.Struct, frozen=True, gc=False):
     text: bytes  # the JSON of `ids` without its closing bracket
     ids: array[int]
@@ -83,7 +86,7 @@ def prompt_ids(raw: msgspec.Raw, memo: Memo | None) -> array[int] | None:
     data = bytes(raw)
     if memo is None:
         return as_ids(_numbers.decode(data))
-    key = digest(b"prompt ids", data[:256])
+    key = _PROMPT + data[:256]
     known: _Prompt | None = memo.get(key)
     if known is not None and data.startswith(known.text) and data[len(known.text)] in b",] ":
         rest = _numbers.decode(b"[" + data[len(known.text) :].lstrip(b", "))
@@ -104,11 +107,14 @@ def read_tokens(
     usage: Usage,
 ) -> ReportedTokens:
     completion_ids = as_ids(completion)
-    values = [entry.logprob for entry in entries] if entries is not None else None
-    if any([entry.top_logprobs for entry in entries or ()]):
-        tokens = tuple([_token(entry) for entry in entries or ()])
-    else:
-        tokens = tuple(map(TokenText, [entry.token for entry in entries or ()], values or ()))
+    values: list[float | None] | None = None
+    tokens: tuple[TokenText, ...] = ()
+    if entries is not None:
+        values = [entry.logprob for entry in entries]
+        if any([entry.top_logprobs for entry in entries]):
+            tokens = tuple([_token(entry) for entry in entries])
+        else:
+            tokens = tuple(map(TokenText, [entry.token for entry in entries], values))
     flaws: list[str] = []
     if completion is not None and completion_ids is None:
         flaws.append("ids_out_of_range")
@@ -143,12 +149,13 @@ def _check_logprobs(
         found = floats(values)
     except TypeError:  # some are not known
         found = floats([math.nan])
-    if not math.isfinite(sum(found)):
+    known = found.tolist()
+    if not math.isfinite(sum(known)):
         flaws.append("non_finite_logprob")
         return None
-    if found and max(found) > _ROUNDING:
+    if known and max(known) > _ROUNDING:
         flaws.append("positive_logprob")
-    if found and min(found) <= _SENTINEL:
+    if known and min(known) <= _SENTINEL:
         flaws.append("sentinel_logprob")
     return found
 

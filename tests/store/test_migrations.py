@@ -21,8 +21,16 @@ def described(connection):
         key = found.get_pk_constraint(name)["constrained_columns"]
         indexes = sorted((i["name"], i["column_names"], i["unique"]) for i in found.get_indexes(name))
         unique = sorted((u["name"] or "", u["column_names"]) for u in found.get_unique_constraints(name))
-        tables[name] = (columns, key, indexes, unique)
+        tables[name] = (columns, key, indexes, unique, _is_clustered(connection, name))
     return tables
+
+
+def _is_clustered(connection, name):
+    """Whether rows lie inside the key's tree (SQLite)."""
+    if connection.dialect.name != "sqlite":
+        return False
+    made = connection.execute(text("SELECT sql FROM sqlite_master WHERE name = :name"), {"name": name}).scalar()
+    return "WITHOUT ROWID" in made
 
 
 async def test_a_migrated_database_is_a_new_one(store_url):
@@ -46,6 +54,28 @@ async def test_a_migrated_database_is_a_new_one(store_url):
 def _words(connection):
     """SQLite's full-text index is a table beside its tables."""
     return [WORDS] if connection.dialect.name == "sqlite" else []
+
+
+async def test_calls_of_an_older_database_are_kept(tmp_path):
+    columns = "rollout_id, seq, id, kind, edge, model, capture, received_at, record"
+
+    def make_old(connection):
+        made = connection.execute(text("SELECT sql FROM sqlite_master WHERE name = 'calls'")).scalar()
+        rows = [f"('r1', {seq}, 'c{seq}', 'agent', 'root', 'm', 'none', 1.0, x'80')" for seq in (1, 0)]
+        for statement in (
+            "DROP TABLE calls",
+            f"{made} WITHOUT ROWID",
+            f"INSERT INTO calls ({columns}) VALUES {', '.join(rows)}",
+            "UPDATE alembic_version SET version_num = '0010'",
+        ):
+            connection.execute(text(statement))
+
+    async with Store.open(tmp_path / "old.db") as store:
+        await store.database.write(make_old)
+    async with Store.open(tmp_path / "old.db", create=False) as store:
+        assert not await store.database.read(lambda connection: _is_clustered(connection, "calls"))
+        kept = await store.database.read(lambda c: c.execute(text(f"SELECT {columns} FROM calls ORDER BY seq")).all())
+    assert [row.id for row in kept] == ["c0", "c1"] and kept[0].record == b"\x80"
 
 
 async def test_opening_twice_keeps_everything(store_url):

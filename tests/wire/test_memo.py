@@ -7,7 +7,9 @@ import pytest
 from rollyard.core.errors import GateError
 from rollyard.core.message import Message, Text
 from rollyard.wire import CODECS
+from rollyard.wire.body import split_object
 from rollyard.wire.codec import WireRequest
+from rollyard.wire.history import split_around
 
 TOOLS = {
     "chat": [{"type": "function", "function": {"name": "shell"}}],
@@ -94,7 +96,7 @@ def test_dialects_that_share_a_memo_do_not_read_each_others_items():
     same = {"role": "user", "content": [{"type": "text", "text": "x", "thinking": "y"}]}
     data = json.dumps({"messages": [same], "tools": []}).encode()
     assert decode("chat", data, memo).messages == decode("messages", data, memo).messages
-    assert len(memo) == 4 + 1  # and what a chat's next request may begin with
+    assert len(memo) == 4 + 2 + 1  # and the last tools of each, and what a chat's next request may begin with
 
 
 def test_only_what_follows_the_request_before_is_parsed():
@@ -149,7 +151,13 @@ def outcome(data, memo=None):
         call = decode("chat", data, memo)
     except GateError as error:
         return type(error), str(error)
+    if call.history is not None:
+        assert _bytes(split_around(data, "messages", call.history)) == _bytes(split_object(data))
     return call.messages, call.tools, call.sampling
+
+
+def _bytes(members):
+    return {name: bytes(value) for name, value in members.items()}
 
 
 @pytest.mark.parametrize("before", BEFORE)
