@@ -1,6 +1,7 @@
 """Datasets by name: the registry file, what adapters make of public forms, and the check of a sample."""
 
 import csv
+import gzip
 import json
 import subprocess
 import sys
@@ -113,6 +114,59 @@ def test_sources_of_every_kind_give_the_same_tasks(tmp_path, kind):
         source = f"git:{root}@{first.stdout.strip()}"
     add("set", source)
     assert [task.id for task in ry.Taskset.load("set")] == ["alpha", "beta"]
+
+
+FOREIGN = {
+    "other.csv": (b"Frage,Antwort\nhow many?,3\n", "fields Frage, Antwort .*--option prompt=FIELD"),
+    "latin.csv": ("prompt,answer\nStra\u00dfe?,3\n".encode("latin-1"), "is not UTF-8.*save it as UTF-8"),
+    "many.csv": (b"prompt,answer\nred, or green?,3\n", "many.csv:2: more fields than the 2 of the first line.*quotes"),
+    "empty.csv": (b"prompt,answer\n", "has no rows"),
+    "object.json": (b'{"data": []}', "a file of rows is a list of objects"),
+    "cut.jsonl.gz": (gzip.compress(b'{"prompt": "a", "answer": "b"}\n' * 99)[:40], "ends too soon"),
+    "odd.jsonl.gz": (b'{"prompt": "a", "answer": "b"}\n', "cannot be read: Not a gzipped file"),
+    "odd.parquet": (b"PAR1", "cannot be read"),
+    "messages.jsonl": (b'{"prompt": [{"role": "user"}], "answer": "b"}\n', "the row's prompt is a list, not text"),
+    "tests.jsonl": (b'{"text": "t", "code": "def f(): 1", "test_list": 5}\n', "cannot be made into a task: TypeError"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_of_another_form_is_an_error_that_says_what_is_wrong_with_it(tmp_path, name):
+    content, said = FOREIGN[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"(?s){said}"):
+        add("foreign", tmp_path / name)
+        ry.Taskset.load("foreign")
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.json", "rows.jsonl"])
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path, name):
+    content = {"rows.csv": "prompt,answer\na,b\n", "rows.json": '[{"prompt": "a", "answer": "b"}]'}
+    (tmp_path / name).write_text(content.get(name, '{"prompt": "a", "answer": "b"}\n'), encoding="utf-8-sig")
+    assert add("marked", tmp_path / name).adapter == "prompts"
+    assert ry.Taskset.load("marked")[0].instruction.startswith("a\n")
+
+
+def test_rows_with_one_id_are_tasks_of_their_own_and_a_line_that_is_no_row_ends_no_load(tmp_path):
+    rows = [b'{"id": "a/b", "prompt": "%s", "answer": "1"}' % text for text in (b"first", b"x" * 200_000, b"third")]
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join([rows[0], b"no row", b"[]", *rows[1:]]))
+    add("doubled", tmp_path / "rows.jsonl")
+    found = ry.Taskset.load("doubled")
+    assert {task.id: task.instruction[:5] for task in found} == {"a__b": "first", "a__b-2": "xxxxx", "a__b-3": "third"}
+    assert [(name, reason.partition("rows.jsonl")[2][:3]) for name, reason in found.skipped] == [
+        ("row-1", ":2:"), ("row-2", ":3:"),
+    ]  # fmt: skip
+
+
+def test_a_field_of_a_csv_file_may_be_long(tmp_path):
+    (tmp_path / "rows.csv").write_text(f"prompt,answer\n{'x' * 200_000},3\n")
+    add("long", tmp_path / "rows.csv")
+    assert len(ry.Taskset.load("long")[0].instruction) > 200_000
+
+
+def test_files_without_task_folders_are_not_added_as_folders(tmp_path):
+    with pytest.raises(ConfigError, match="no task folders in it"):
+        add("rows", jsonl(tmp_path / "rows.jsonl", HUMAN), adapter="folders")
 
 
 def test_the_command_line_adds_lists_and_shows(tmp_path):

@@ -26,12 +26,12 @@ from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft
 from rollyard.tasks.adapters.drafts import (
+    Row,
     field,
     first_row,
-    folder_name,
     read_inside,
-    read_rows,
     read_text_inside,
+    row_drafts,
     string_list,
     write_task,
 )
@@ -95,10 +95,12 @@ def read(source: Path, options: Mapping[str, Any]) -> Iterator[TaskDraft]:
             if fnmatch.fnmatchcase(file.parent.name, wanted) and subset in file.read_text():
                 yield TaskDraft(file.parent.name, partial(_write_folder, file.parent, options))
         return
-    for row in read_rows(source):
-        name = str(row.get("instance_id", ""))
-        if fnmatch.fnmatchcase(name, wanted):
-            yield TaskDraft(folder_name(name), lambda folder, row=row: _write(_from_row(row, options), options, folder))
+
+    def name(_number: int, row: Row) -> str | None:
+        found = str(row.get("instance_id", ""))
+        return found if fnmatch.fnmatchcase(found, wanted) else None
+
+    yield from row_drafts(source, name, lambda row, folder: _write(_from_row(row, options), options, folder))
 
 
 def _write_folder(source: Path, options: Mapping[str, Any], folder: Path) -> None:
