@@ -232,10 +232,10 @@ def _free_name(wanted: str, taken: dict[str, int]) -> str:
 
 
 def _key(entry: DatasetEntry, adapter: Adapter) -> str:
-    """What a made folder depends on: the files, the options, and the adapter's own code."""
+    """What a made folder depends on: the files, the options, the adapter's own code and what adapters share."""
     inside = importlib.resources.files("rollyard.inside")
-    code = Path(inspect.getfile(adapter.read)).read_bytes() + b"".join(
-        inside.joinpath(name).read_bytes() for name in adapter.carries
-    )
+    modules = [Path(inspect.getfile(adapter.read)), *sorted(Path(inspect.getfile(Adapter)).parent.glob("*.py"))]
+    code = b"".join(path.read_bytes() for path in modules)
+    code += b"".join(inside.joinpath(name).read_bytes() for name in adapter.carries)
     text = msgspec.json.encode([entry.source, entry.digest, entry.adapter, dict(entry.options)], order="sorted")
     return hashlib.sha256(text + code).hexdigest()[:16]

@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 import rollyard as ry
 from rollyard.cli.main import app
-from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.core.errors import ConfigError, UnknownName, Unsupported
 from rollyard.inside import log_check
 from rollyard.tasks.adapters import guess_adapter
 from rollyard.tasks.dataset_registry import DatasetEntry, add_dataset, read_registry
+from rollyard.tasks.harbor.compose import read_services
 from rollyard.tasks.scaffold import new_task
 from rollyard.testing.dataset import check_dataset, dataset_table, summarise
 from rollyard.testing.tasks import CheckOptions
@@ -314,6 +315,62 @@ def test_a_terminal_bench_folder_becomes_a_task(tmp_path):
     named = [line for line in lines if line.startswith("FROM")]
     assert named == ["FROM host", "FROM host AS tools", "FROM tools as more", "FROM host"]
     assert lines[:2] == ["FROM host", "WORKDIR /app"]
+
+
+AGENT = """
+    image: ${T_BENCH_TASK_DOCKER_CLIENT_IMAGE_NAME}
+    container_name: ${T_BENCH_TASK_DOCKER_CLIENT_CONTAINER_NAME}
+    command: [ "sh", "-c", "sleep infinity" ]
+    environment:
+      - TEST_DIR=${T_BENCH_TEST_DIR}
+    volumes:
+      - ${T_BENCH_TASK_LOGS_PATH}:${T_BENCH_CONTAINER_LOGS_PATH}
+"""
+
+
+def terminal_bench(folder, compose, **files):
+    texts = {"task.yaml": "instruction: Do it.\n", "run-tests.sh": "true\n", "docker-compose.yaml": compose, **files}
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    add(folder.parent.name, folder.parent, adapter="terminal-bench")
+    (task,) = ry.Taskset.load(folder.parent.name)
+    return task
+
+
+def test_services_of_terminal_bench_are_services_of_the_task(tmp_path):
+    compose = (
+        f"services:\n  web:\n    build:\n      dockerfile: Dockerfile\n{AGENT}    ports: ['80']\n    networks: [one]\n"
+        "    depends_on: [api, store]\n"
+        "  api:\n    build:\n      context: .\n      dockerfile: Dockerfile.api\n    container_name: api\n    networks: [one]\n"
+        "  store:\n    image: python:3.13\n    command: [python, /srv/store.py]\n    links: [api]\n"
+        "    volumes:\n      - ./store.py:/srv/store.py:ro\n      - ./seed:/seed\n      - kept:/data\n"
+        "networks:\n  one:\n    driver: bridge\nvolumes:\n  kept:\n"
+    )
+    files = {"Dockerfile": "FROM host\n", "Dockerfile.api": "FROM base\n", "store.py": "1\n", "seed/a/b.txt": "b\n"}
+    task = terminal_bench(tmp_path / "several" / "shop", compose, **files)
+    found = read_services(task.compose)
+    api, store = found.others
+    assert Path(task.build, "Dockerfile").read_text() == "FROM host\n"
+    assert set(found.main.depends_on) == {"api", "store"} and not found.main.volumes and not found.main.env
+    assert Path(api.build, "Dockerfile").read_text() == "FROM base\n"
+    assert set(store.depends_on) == {"api"} and [volume.name for volume in store.volumes] == ["kept"]
+    assert Path(store.build, "Dockerfile").read_text().splitlines() == [
+        "FROM python:3.13", "COPY mounted/store.py /srv/store.py", "COPY mounted/seed/ /seed/",
+    ]  # fmt: skip
+    assert Path(store.build, "mounted/seed/a/b.txt").read_text() == "b\n"
+
+
+def test_a_terminal_bench_folder_that_is_built_elsewhere_or_asks_for_more_is_not_taken_for_a_plain_one(tmp_path):
+    compose = f"services:\n  client:\n    build:\n      context: client\n      dockerfile: Dockerfile\n{AGENT}"
+    base = "FROM ghcr.io/laude-institute/t-bench/ubuntu-24-04:20250624\n"
+    task = terminal_bench(tmp_path / "inner" / "one", compose, **{"client/Dockerfile": base})
+    assert task.compose is None and Path(task.build).name == "client"
+    assert Path(task.build, "Dockerfile").read_text() == f"{base}WORKDIR /app\n"
+    more = f"services:\n  client:\n    build:\n      dockerfile: Dockerfile\n{AGENT}    tmpfs: ['/root']\n"
+    task = terminal_bench(tmp_path / "more" / "one", more, Dockerfile="FROM host\n")
+    with pytest.raises(Unsupported, match="'tmpfs' is not supported"):
+        read_services(task.compose)
 
 
 @pytest.mark.anyio

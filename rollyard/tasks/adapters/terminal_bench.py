@@ -16,7 +16,7 @@ from typing import Any, cast
 import yaml
 
 from rollyard.core.errors import ConfigError
-from rollyard.tasks.adapters import Adapter, TaskDraft
+from rollyard.tasks.adapters import Adapter, TaskDraft, terminal_bench_services
 from rollyard.tasks.adapters.drafts import WORKDIR, read_inside, read_text_inside, write_task
 
 _NOT_ENVIRONMENT = ("task.yaml", "run-tests.sh", "solution.sh", "solution.yaml", "docker-compose.yaml", "tests")
@@ -51,13 +51,12 @@ def _write(source: Path, options: Mapping[str, Any], folder: Path) -> None:
     if not _is_task(source) or not isinstance(task, dict) or not cast("dict[str, Any]", task).get("instruction"):
         raise ConfigError(f"{source}: no run-tests.sh or no instruction in it")
     environment = _tree(source, leave_out=_NOT_ENVIRONMENT) | _copied_tests(source)
-    services = _services(source)
-    if len(services) > 1:  # the agent's own is called `client` there
-        named = {"main" if name == "client" else name: service for name, service in services.items()}
-        environment["docker-compose.yaml"] = yaml.safe_dump({"services": named})
-    if (source / "Dockerfile").is_file():
-        dockerfile = _text(source, "Dockerfile")
-        environment["Dockerfile"] = _place(dockerfile, str(options.get("image", "")))
+    compose = _compose(source)
+    image = str(options.get("image", ""))
+    for name in [name for name in environment if name.rpartition("/")[2].startswith("Dockerfile")]:
+        environment[name] = _place(_text(source, name), image)
+    if compose:
+        environment |= terminal_bench_services.translate(compose, environment)
     extra, tests = _judge(_text(source, "run-tests.sh"))
     extra["grade"] = str(options.get("grade", "shared"))
     table = {
@@ -65,7 +64,7 @@ def _write(source: Path, options: Mapping[str, Any], folder: Path) -> None:
             **{name: task[name] for name in ("difficulty", "category", "tags") if task.get(name)},
             "rollyard": extra,
         },
-        "environment": {} if "Dockerfile" in environment else {"workdir": WORKDIR},
+        "environment": {} if {"Dockerfile", "docker-compose.yaml"} & set(environment) else {"workdir": WORKDIR},
         "agent": {"timeout_sec": float(task.get("max_agent_timeout_sec") or 900.0)},
         "verifier": {"timeout_sec": float(task.get("max_test_timeout_sec") or 180.0)},
     }
@@ -113,7 +112,7 @@ def _text(source: Path, name: str) -> str:
     return read_text_inside(source / name, source.parent)
 
 
-def _services(source: Path) -> dict[str, Any]:
+def _compose(source: Path) -> dict[str, Any]:
     compose = source / "docker-compose.yaml"
     if not compose.is_file():
         return {}
@@ -121,8 +120,7 @@ def _services(source: Path) -> dict[str, Any]:
         found: Any = yaml.safe_load(_text(source, compose.name)) or {}
     except yaml.YAMLError as error:
         raise ConfigError(f"{compose}: {error}") from error
-    services = found.get("services") if isinstance(found, dict) else None
-    return services if isinstance(services, dict) else {}
+    return found if isinstance(found, dict) and isinstance(found.get("services"), dict) else {}
 
 
 def _judge(script: str) -> tuple[dict[str, Any], dict[str, str | bytes]]:
