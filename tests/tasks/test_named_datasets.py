@@ -373,6 +373,38 @@ def test_a_terminal_bench_folder_that_is_built_elsewhere_or_asks_for_more_is_not
         read_services(task.compose)
 
 
+FETCHING = """#!/bin/bash
+# Install curl
+apt-get update
+apt-get install -y curl
+curl -LsSf https://astral.sh/uv/0.7.13/install.sh | sh
+source $HOME/.local/bin/env
+if [ "$PWD" = "/" ]; then
+    echo "Error: No working directory set."
+    exit 1
+fi
+uv venv .tbench-testing
+source .tbench-testing/bin/activate
+uv pip install pytest==8.4.1 \\
+    numpy==2.3.1
+"""
+
+
+def test_what_a_script_does_beside_fetching_pytest_is_done(tmp_path):
+    compose = "services:\n  client:\n    build:\n      dockerfile: Dockerfile\n" + AGENT
+    last = "uv run pytest $TEST_DIR/test_outputs.py -rA\n"
+    files = {"Dockerfile": "FROM host\nCOPY tests/given /app/given\n", "tests/given/a/b.txt": "b\n"}
+    plain = terminal_bench(tmp_path / "plain" / "one", compose, **files, **{"run-tests.sh": FETCHING + last})
+    assert plain.verifier.kind == "pytest" and plain.verifier.layers == ("pip:pytest==8.4.1,numpy==2.3.1",)
+    assert Path(plain.build, "tests/given/a/b.txt").read_text() == "b\n"
+    more = f"{FETCHING}cp $TEST_DIR/test.py /app/test.py\n{last}"
+    task = terminal_bench(tmp_path / "more" / "one", compose, **files, **{"run-tests.sh": more})
+    assert task.verifier.kind != "pytest" and task.verifier.layers == plain.verifier.layers
+    (tests,) = task.verifier.tests
+    lines = Path(tests, "run-tests.sh").read_text().splitlines()
+    assert lines == ["cp $TEST_DIR/test.py /app/test.py", "pytest $TEST_DIR/test_outputs.py -rA"]
+
+
 @pytest.mark.anyio
 async def test_plain_prompts_are_judged_by_their_answer(tmp_path, backend):
     with (tmp_path / "rows.csv").open("w", newline="") as file:

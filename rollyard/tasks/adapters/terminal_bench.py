@@ -2,7 +2,8 @@
 
 Its base images have /app as their working directory, and the Dockerfile is told so. `run-tests.sh` fetches its tools from the
 web; where it only runs pytest on the tests, they are run by pytest from a layer, with the pinned packages that the script
-installs. A script of another kind is run as it is. Tests look at the whole file system, so the grade is `shared`.
+installs. Where it does more, its other lines are run too. A script that runs no pytest is run as it is. Tests look at the whole
+file system, so the grade is `shared`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ _PYTEST = "pytest==8.4.1"
 _PINNED = re.compile(r"\b([A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]+)")
 _INSTALL = re.compile(r"^\s*(?:uv (?:pip install|add)|pip3? install|python3? -m pip install|uvx)\b(.*)$", re.M)
 _RUNS_PYTEST = re.compile(r"^\s*(?:uv run |uvx .*)?pytest (?:-\S+ )*\"?\$\{?TEST_DIR\}?/", re.M)
+_UV = re.compile(r"\buv run |\buvx .*?(?=pytest )")
+_TOOLS = re.compile(  # lines that only fetch pytest and what tests import
+    r"\s*(?:#.*|set -\S+|source \S*(?:local/bin/env|/activate)|\. \S*/activate|curl \S+ https://astral\.sh/\S+ \| sh"
+    r"|export PATH=\S+|apt(?:-get)? update(?: -\S+)*|apt(?:-get)? install (?:-\S+ )*curl(?:=\S+)?"
+    r"|uv (?:venv|init|pip install|add|python pin)\b.*|(?:python3? -m )?pip3? install\b.*|python3? -m venv \S+)\s*"
+    r"(?:(?:&&|;) apt-get install -y curl)?\s*$"
+)
+_NO_WORKDIR = re.compile(r"^if \[ \"\$PWD\" = \"/\" \]; then\n.*?^fi$", re.M | re.S)
 _COPY = re.compile(r"^(?:COPY|ADD)\s+(.*)$", re.M | re.I)
 _FROM = re.compile(r"^(FROM\s+(?:--platform=\S+\s+)?(\S*t-bench/\S+).*)$", re.M | re.I)
 
@@ -103,8 +112,9 @@ def _copied_tests(source: Path) -> dict[str, str | bytes]:
     """Files of the tests that the Dockerfile itself gives to the agent."""
     text = _text(source, "Dockerfile") if (source / "Dockerfile").is_file() else ""
     words = [word.removeprefix("./") for line in _COPY.findall(text) for word in line.split()[:-1]]
-    files = {word: source / word for word in words if word.startswith("tests/") and (source / word).is_file()}
-    return {name: read_inside(path, source) for name, path in files.items()}
+    named = [source / word for word in words if word.startswith("tests/") and "*" not in word]
+    files = [file for path in named for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
+    return {file.relative_to(source).as_posix(): read_inside(file, source) for file in files}
 
 
 def _text(source: Path, name: str) -> str:
@@ -124,19 +134,26 @@ def _compose(source: Path) -> dict[str, Any]:
 
 
 def _judge(script: str) -> tuple[dict[str, Any], dict[str, str | bytes]]:
-    """How the tests are run: by pytest from a layer, or by the script itself."""
-    installed = " ".join(_INSTALL.findall(script))
-    if _RUNS_PYTEST.search(script):
-        packages = list(dict.fromkeys(_PINNED.findall(installed)))
-        if not any(name.startswith("pytest==") for name in packages):
-            packages.insert(0, _PYTEST)
-        found = {"verifier": "pytest", "options": {"paths": ["test_outputs.py"], "timeout_s": 1800.0}}
-        return {**found, "verifier_layers": [f"pip:{','.join(packages)}"]}, {}
-    wrapper = (
-        "#!/bin/bash\nexport TEST_DIR=/tests\nif bash /tests/run-tests.sh; then echo 1; else echo 0; fi"
-        " > /logs/verifier/reward.txt\n"
+    """How the tests are run: by pytest from a layer, by the script's other lines and that pytest, or by the script itself."""
+    whole = _NO_WORKDIR.sub("", script.replace("\\\n", " "))
+    if not _RUNS_PYTEST.search(whole):
+        return {}, {"run-tests.sh": script, "test.sh": _reward("bash /tests/run-tests.sh")}
+    packages = list(dict.fromkeys(_PINNED.findall(" ".join(_INSTALL.findall(whole)))))
+    if not any(name.startswith("pytest==") for name in packages):
+        packages.insert(0, _PYTEST)
+    found = {"verifier_layers": [f"pip:{','.join(packages)}"]}
+    left = [line for line in whole.splitlines() if line.strip() and not _TOOLS.match(line)]
+    if all(_RUNS_PYTEST.match(line) for line in left):
+        options = {"paths": ["test_outputs.py"], "timeout_s": 1800.0}
+        return {"verifier": "pytest", "options": options, **found}, {}
+    lines = [_UV.sub("", line) for line in left]
+    return found, {"run-tests.sh": "\n".join([*lines, ""]), "test.sh": _reward("bash /tests/run-tests.sh")}
+
+
+def _reward(command: str) -> str:
+    return (
+        f"#!/bin/bash\nexport TEST_DIR=/tests\nif {command}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
     )
-    return {}, {"run-tests.sh": script, "test.sh": wrapper}
 
 
 def _solution(source: Path) -> dict[str, str | bytes]:
