@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,6 +17,7 @@ from rollyard.cli.main import app
 from rollyard.core.errors import ConfigError, UnknownName, Unsupported
 from rollyard.inside import log_check
 from rollyard.tasks.adapters import guess_adapter
+from rollyard.tasks.adapters.polyglot import LANGUAGES
 from rollyard.tasks.dataset_registry import DatasetEntry, add_dataset, read_registry
 from rollyard.tasks.harbor.compose import read_services
 from rollyard.tasks.scaffold import new_task
@@ -315,6 +317,37 @@ def test_a_terminal_bench_folder_becomes_a_task(tmp_path):
     named = [line for line in lines if line.startswith("FROM")]
     assert named == ["FROM host", "FROM host AS tools", "FROM tools as more", "FROM host"]
     assert lines[:2] == ["FROM host", "WORKDIR /app"]
+
+
+JAVA_TESTS = """
+import org.junit.jupiter.api.*;
+import static org.assertj.core.api.Assertions.assertThat;
+
+class SignTest {
+    @Test void one() { assertThat(Sign.of(3)).isEqualTo(1); }
+
+    @Disabled("Remove to run test")
+    @Test void other() { assertThat(Sign.of(-3)).isEqualTo(-1); }
+}
+"""
+
+
+@pytest.mark.skipif(
+    not shutil.which("javac") or not Path("/usr/share/java/junit-platform-console.jar").exists(),
+    reason="needs Debian's junit5, libassertj-core-java and a JDK",
+)
+@pytest.mark.parametrize(("body", "passes"), [("n < 0 ? -1 : 1", True), ("1", False), ("System.in.hashCode(", False)])
+def test_all_of_a_java_exercise_s_tests_count(tmp_path, body, passes):
+    for name, text in {
+        "test/java/SignTest.java": JAVA_TESTS,
+        "main/java/Sign.java": f"class Sign {{ static int of(int n) {{ return {body}; }} }}",
+    }.items():
+        (tmp_path / "src" / name).parent.mkdir(parents=True)
+        (tmp_path / "src" / name).write_text(text)
+    done = subprocess.run(
+        ["sh", "-c", LANGUAGES["java"].test], cwd=tmp_path, capture_output=True, check=False, timeout=200
+    )
+    assert (done.returncode == 0) is passes, done.stdout
 
 
 AGENT = """
