@@ -26,8 +26,9 @@ _MODULES = 'modules=$(dirname "$(dirname "$(dirname "$(readlink -f "$(command -v
 _ENABLE = r"""find src/test -name '*.java' -exec sed -i -E 's/@Disabled(\("[^"]*"\))?//' {} +"""
 _JUNIT = "/usr/share/java/junit-platform-console.jar"  # of Debian's junit5 and libassertj-core-java, where the image has them
 _JAVA = (
-    "jars=$(ls /usr/share/java/*.jar | grep -E '/(junit-(jupiter|platform)[a-z-]*|opentest4j|apiguardian-api|assertj-core|picocli)"
-    "[.]jar$' | tr '\\n' ':') && rm -rf classes && mkdir classes && find src -name '*.java' > sources && javac -d classes -cp \"$jars\" @sources && {"
+    "names='junit-(jupiter|platform)[a-z-]*|opentest4j|apiguardian-api|assertj-core|picocli' && "
+    r"""jars=$(ls /usr/share/java/*.jar | grep -E "/($names)[.]jar\$" | tr '\n' ':') && rm -rf classes && mkdir classes && """
+    "find src -name '*.java' > sources && javac -d classes -cp \"$jars\" @sources && {"
     ' java -cp "classes:$jars" org.junit.platform.console.ConsoleLauncher --scan-classpath classes --disable-banner > said;'
     " code=$?; cat said; [ $code -eq 0 ] && grep -Eq '[1-9][0-9]* tests successful' said; }"
 )
@@ -47,7 +48,9 @@ LANGUAGES = {
         ("cmake", "make", "g++"),
     ),
     "go": Language("GOTOOLCHAIN=local GOPROXY=off GOCACHE=/tmp/go GOPATH=/tmp/gopath go test ./...", ("go",)),
-    "java": Language(f"if [ -f {_JUNIT} ]; then {_JAVA}; else gradle test --offline --no-daemon; fi", ("javac",)),
+    "java": Language(
+        f"{_ENABLE} && if [ -f {_JUNIT} ]; then {_JAVA}; else gradle test --offline --no-daemon; fi", ("javac",)
+    ),
     "javascript": Language(
         f"{_MODULES} && ln -sfn $modules node_modules && sed -i -E '{_UNSKIP}' *.spec.js && jest --ci --rootDir .",
         ("node",),
