@@ -439,6 +439,15 @@ def test_what_a_script_does_beside_fetching_pytest_is_done(tmp_path):
 
 
 @pytest.mark.anyio
+async def test_what_a_script_prints_is_no_part_of_the_reward(tmp_path, backend):
+    compose = "services:\n  client:\n    build:\n      dockerfile: Dockerfile\n" + AGENT
+    files = {"Dockerfile": "FROM host\nWORKDIR /app\n", "run-tests.sh": "echo looking\ntest -f /app/answer\n"}
+    terminal_bench(tmp_path / "talking" / "one", compose, **files, **{"solution.sh": "echo 1 > /app/answer\n"})
+    found = await check_dataset("talking", backend, CheckOptions(repeats=1), sample=1)
+    assert summarise(found) | {"nop 0": 1, "gold 1": 1} == summarise(found), dataset_table(found)
+
+
+@pytest.mark.anyio
 async def test_plain_prompts_are_judged_by_their_answer(tmp_path, backend):
     with (tmp_path / "rows.csv").open("w", newline="") as file:
         rows = csv.DictWriter(file, ["id", "question", "answer"])

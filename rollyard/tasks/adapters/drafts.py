@@ -187,6 +187,11 @@ def folder_name(task_id: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "__", task_id).strip(".") or "task"
 
 
+def reward_script(command: str) -> str:
+    """`test.sh`: 1 where this shell command succeeds. What it prints is the log, and no part of the reward."""
+    return f"#!/bin/sh\nif {command}; then reward=1; else reward=0; fi\necho $reward > /logs/verifier/reward.txt\n"
+
+
 def write_task(
     folder: Path,
     *,

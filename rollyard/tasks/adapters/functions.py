@@ -17,10 +17,18 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import WORKDIR, Row, field, first_row, row_drafts, string_list, write_task
+from rollyard.tasks.adapters.drafts import (
+    WORKDIR,
+    Row,
+    field,
+    first_row,
+    reward_script,
+    row_drafts,
+    string_list,
+    write_task,
+)
 
 _CHECK = "python3 -I /tests/function_check.py /tests/cases.json"
-_TEST = f"#!/bin/sh\nif {_CHECK}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
 _SOLVE = f"#!/bin/sh\ncp /solution/solution.py {WORKDIR}/solution.py\n"
 
 
@@ -58,7 +66,7 @@ def _write(options: Mapping[str, Any], row: Row, folder: Path) -> None:
         instruction=instruction,
         table=table,
         tests={
-            "test.sh": _TEST,
+            "test.sh": reward_script(_CHECK),
             "function_check.py": check,
             "cases.json": msgspec.json.encode({"file": f"{WORKDIR}/solution.py", **cases}),
         },

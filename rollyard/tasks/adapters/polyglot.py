@@ -16,7 +16,7 @@ import msgspec
 from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import WORKDIR, is_inside, read_inside, read_text_inside, write_task
+from rollyard.tasks.adapters.drafts import WORKDIR, is_inside, read_inside, read_text_inside, reward_script, write_task
 
 _CONFIG = ".meta/config.json"
 _HIDDEN = (".meta", ".docs", ".approaches", ".articles")
@@ -129,7 +129,7 @@ def _write(name: str, exercise: Path, options: Mapping[str, Any], folder: Path) 
         table=table,
         tests={
             "run.sh": f"{command}\n",
-            "test.sh": "#!/bin/sh\nif sh /tests/run.sh; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n",
+            "test.sh": reward_script("sh /tests/run.sh"),
             **{f"project/{path}": data for path, data in project.items()},
         },
         solution={

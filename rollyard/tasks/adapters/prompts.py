@@ -15,7 +15,7 @@ from typing import Any
 from rollyard.core.errors import ConfigError
 from rollyard.core.sequences import as_commands
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import WORKDIR, Row, first_row, row_drafts, text_field, write_task
+from rollyard.tasks.adapters.drafts import WORKDIR, Row, first_row, reward_script, row_drafts, text_field, write_task
 
 _ANSWER = f"{WORKDIR}/answer.txt"
 _CHECK = f"python3 -I /tests/answer_check.py {_ANSWER} /tests/answer.txt"
@@ -54,7 +54,7 @@ def _write(options: Mapping[str, Any], row: Row, folder: Path) -> None:
         tests["answer_check.py"] = importlib.resources.files("rollyard.inside").joinpath("answer_check.py").read_bytes()
         solution = {"solve.sh": f"#!/bin/sh\ncp /solution/answer.txt {_ANSWER}\n", "answer.txt": answer}
     joined = " && ".join(f"({command})" for command in commands)
-    tests["test.sh"] = f"#!/bin/sh\nif {joined}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    tests["test.sh"] = reward_script(joined)
     table = {
         "metadata": {
             "rollyard": {

@@ -31,6 +31,7 @@ from rollyard.tasks.adapters.drafts import (
     first_row,
     read_inside,
     read_text_inside,
+    reward_script,
     row_drafts,
     string_list,
     write_task,
@@ -213,7 +214,7 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
         table=table,
         tests={
             "run.sh": _run_script(one, touched, _ROOT if environment else one.base),
-            "test.sh": "#!/bin/bash\nif bash /tests/run.sh; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n",
+            "test.sh": reward_script("bash /tests/run.sh"),
             "test.patch": one.test_patch,
             "tests.json": msgspec.json.encode(one.tests),
             "log_check.py": inside.joinpath("log_check.py").read_bytes(),

@@ -18,10 +18,11 @@ import yaml
 
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft, terminal_bench_services
-from rollyard.tasks.adapters.drafts import WORKDIR, read_inside, read_text_inside, write_task
+from rollyard.tasks.adapters.drafts import WORKDIR, read_inside, read_text_inside, reward_script, write_task
 
 _NOT_ENVIRONMENT = ("task.yaml", "run-tests.sh", "solution.sh", "solution.yaml", "docker-compose.yaml", "tests")
 _PYTEST = "pytest==8.4.1"
+_RUN_TESTS = reward_script("TEST_DIR=/tests bash /tests/run-tests.sh")
 _PINNED = re.compile(r"\b([A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]+)")
 _INSTALL = re.compile(r"^\s*(?:uv (?:pip install|add)|pip3? install|python3? -m pip install|uvx)\b(.*)$", re.M)
 _RUNS_PYTEST = re.compile(r"^\s*(?:uv run |uvx .*)?pytest (?:-\S+ )*\"?\$\{?TEST_DIR\}?/", re.M)
@@ -137,7 +138,7 @@ def _judge(script: str) -> tuple[dict[str, Any], dict[str, str | bytes]]:
     """How the tests are run: by pytest from a layer, by the script's other lines and that pytest, or by the script itself."""
     whole = _NO_WORKDIR.sub("", script.replace("\\\n", " "))
     if not _RUNS_PYTEST.search(whole):
-        return {}, {"run-tests.sh": script, "test.sh": _reward("bash /tests/run-tests.sh")}
+        return {}, {"run-tests.sh": script, "test.sh": _RUN_TESTS}
     packages = list(dict.fromkeys(_PINNED.findall(" ".join(_INSTALL.findall(whole)))))
     if not any(name.startswith("pytest==") for name in packages):
         packages.insert(0, _PYTEST)
@@ -147,13 +148,7 @@ def _judge(script: str) -> tuple[dict[str, Any], dict[str, str | bytes]]:
         options = {"paths": ["test_outputs.py"], "timeout_s": 1800.0}
         return {"verifier": "pytest", "options": options, **found}, {}
     lines = [_UV.sub("", line) for line in left]
-    return found, {"run-tests.sh": "\n".join([*lines, ""]), "test.sh": _reward("bash /tests/run-tests.sh")}
-
-
-def _reward(command: str) -> str:
-    return (
-        f"#!/bin/bash\nexport TEST_DIR=/tests\nif {command}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
-    )
+    return found, {"run-tests.sh": "\n".join([*lines, ""]), "test.sh": _RUN_TESTS}
 
 
 def _solution(source: Path) -> dict[str, str | bytes]:
