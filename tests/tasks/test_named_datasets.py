@@ -361,12 +361,12 @@ AGENT = """
 """
 
 
-def terminal_bench(folder, compose, **files):
+def terminal_bench(folder, compose, options=None, **files):
     texts = {"task.yaml": "instruction: Do it.\n", "run-tests.sh": "true\n", "docker-compose.yaml": compose, **files}
     for name, text in texts.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    add(folder.parent.name, folder.parent, adapter="terminal-bench")
+    add(folder.parent.name, folder.parent, adapter="terminal-bench", options=options or {})
     (task,) = ry.Taskset.load(folder.parent.name)
     return task
 
@@ -434,6 +434,10 @@ def test_what_a_script_does_beside_fetching_pytest_is_done(tmp_path):
     task = terminal_bench(tmp_path / "more" / "one", compose, **files, **{"run-tests.sh": more})
     assert task.verifier.kind != "pytest" and task.verifier.layers == plain.verifier.layers
     (tests,) = task.verifier.tests
+    free = {"run-tests.sh": FETCHING.replace("numpy==2.3.1", "numpy") + last}
+    versions = {"packages": "numpy==2.2.0,scipy==1.16.0"}
+    task = terminal_bench(tmp_path / "free" / "one", compose, versions, **files, **free)
+    assert task.verifier.layers == ("pip:pytest==8.4.1,numpy==2.2.0",)
     lines = Path(tests, "run-tests.sh").read_text().splitlines()
     assert lines == ["cp $TEST_DIR/test.py /app/test.py", "pytest $TEST_DIR/test_outputs.py -rA"]
 

@@ -67,7 +67,7 @@ def _write(source: Path, options: Mapping[str, Any], folder: Path) -> None:
         environment[name] = _place(_text(source, name), image)
     if compose:
         environment |= terminal_bench_services.translate(compose, environment)
-    extra, tests = _judge(_text(source, "run-tests.sh"))
+    extra, tests = _judge(_text(source, "run-tests.sh"), str(options.get("packages", "")))
     extra["grade"] = str(options.get("grade", "shared"))
     table = {
         "metadata": {
@@ -134,12 +134,16 @@ def _compose(source: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) and isinstance(found.get("services"), dict) else {}
 
 
-def _judge(script: str) -> tuple[dict[str, Any], dict[str, str | bytes]]:
-    """How the tests are run: by pytest from a layer, by the script's other lines and that pytest, or by the script itself."""
+def _judge(script: str, versions: str) -> tuple[dict[str, Any], dict[str, str | bytes]]:
+    """How the tests are run: by pytest from a layer, by the script's other lines and that pytest, or by the script itself.
+    `versions` are of packages that it installs without one."""
     whole = _NO_WORKDIR.sub("", script.replace("\\\n", " "))
     if not _RUNS_PYTEST.search(whole):
         return {}, {"run-tests.sh": script, "test.sh": _RUN_TESTS}
-    packages = list(dict.fromkeys(_PINNED.findall(" ".join(_INSTALL.findall(whole)))))
+    installed = " ".join(_INSTALL.findall(whole))
+    named = {word.lower() for word in installed.split()}
+    more = [package for package in versions.split(",") if package.partition("==")[0].lower() in named]
+    packages = list(dict.fromkeys([*_PINNED.findall(installed), *more]))
     if not any(name.startswith("pytest==") for name in packages):
         packages.insert(0, _PYTEST)
     found = {"verifier_layers": [f"pip:{','.join(packages)}"]}
@@ -169,5 +173,5 @@ adapter = Adapter(
     recognise=recognise,
     read=read,
     needs=("images of the tasks' FROM lines", "a network for most builds"),
-    options=("grade", "image"),
+    options=("grade", "image", "packages"),
 )
