@@ -11,7 +11,7 @@ from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 
@@ -83,7 +83,7 @@ def _read_file(file: Path) -> Iterator[Row | ConfigError]:
         raise ConfigError(f"{file}: cannot be read: {error}") from error
 
 
-def _read_csv(file: Path, data: IO[bytes]) -> Iterator[Row | ConfigError]:
+def _read_csv(file: Path, data: gzip.GzipFile | io.BufferedReader) -> Iterator[Row | ConfigError]:
     csv.field_size_limit(_LONGEST_FIELD)
     rows = csv.DictReader(io.TextIOWrapper(data, encoding="utf-8", newline=""))
     try:
