@@ -37,7 +37,7 @@ def list_datasets(json: Json = False) -> None:
         rows = [[one.title, one.adapter, one.licence or "-", one.source] for one in entries]
         print_table(["dataset", "adapter", "licence", "source"], rows)
         typer.echo("")
-    print_table(["adapter", "reads", "get it"], [[name, form.about, form.get] for name, form in forms.items()])
+    print_table(["adapter", "reads"], [[name, f"{form.about}. Get it: {form.get}"] for name, form in forms.items()])
 
 
 @app.command()

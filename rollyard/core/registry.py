@@ -6,6 +6,8 @@ wherever a name is.
 
 from __future__ import annotations
 
+import sys
+from functools import cache
 from importlib import import_module, metadata
 from typing import Any
 
@@ -25,7 +27,13 @@ _ONE = {
 
 
 def names(group: str) -> list[str]:
-    return sorted({entry.name for entry in metadata.entry_points(group=group)})
+    return sorted({entry.name for entry in _entries(group, tuple(sys.path))})
+
+
+@cache
+def _entries(group: str, path: tuple[str, ...]) -> metadata.EntryPoints:
+    """Of every package on this path. A look reads a file of each, and every rollout looks for an agent and a verifier."""
+    return metadata.entry_points(group=group)
 
 
 def load(group: str, name: str) -> Any:
@@ -35,6 +43,6 @@ def load(group: str, name: str) -> Any:
             return getattr(import_module(module), attribute)
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"cannot load {name!r}: {error}") from error
-    for entry in metadata.entry_points(group=group, name=name):
+    for entry in _entries(group, tuple(sys.path)).select(name=name):
         return entry.load()
     raise UnknownName(_ONE.get(group, group), name, names(group))

@@ -99,7 +99,10 @@ def add_dataset(entry: DatasetEntry, *, replace: bool = False) -> DatasetEntry:
     files = unpack_source(entry.source)
     name = entry.adapter or (FOLDERS if _is_folders(files) else guess_adapter(files))
     needs = entry.needs
-    if name != FOLDERS:
+    if name == FOLDERS:
+        if not _is_folders(files):
+            raise ConfigError(f"{files}: no task folders in it", hint="a task folder holds a task.toml")
+    else:
         adapter = load_adapter(name)
         check_options(name, adapter, entry.options)
         needs = needs or adapter.needs
@@ -207,19 +210,32 @@ def open_dataset(entry: DatasetEntry, *, cache: Path | None = None) -> Iterator[
     """The task folder of each task, made where it is not there yet; (name, error) for one that cannot be made."""
     files = open_source(entry, cache=cache)
     adapter, home = load_adapter(entry.adapter), made_folders(entry, cache)
+    taken: dict[str, int] = {}
     for draft in adapter.read(files, entry.options):
-        folder = home / folder_name(draft.id)
+        name = _free_name(folder_name(draft.id), taken)
         try:
-            yield make_once(folder, draft.write)
+            yield make_once(home / name, draft.write)
         except ConfigError as error:
-            yield draft.id, error
+            yield name, error
+        except Exception as error:  # noqa: BLE001 - whatever an adapter stumbles over in one row, the others are tasks
+            yield name, ConfigError(f"cannot be made into a task: {type(error).__name__}: {error}")
+
+
+def _free_name(wanted: str, taken: dict[str, int]) -> str:
+    """Rows with one id are different tasks: the second is `id-2`."""
+    name = wanted
+    while name in taken:
+        taken[wanted] += 1
+        name = f"{wanted}-{taken[wanted]}"
+    taken[name] = 1
+    return name
 
 
 def _key(entry: DatasetEntry, adapter: Adapter) -> str:
-    """What a made folder depends on: the files, the options, and the adapter's own code."""
+    """What a made folder depends on: the files, the options, the adapter's own code and what adapters share."""
     inside = importlib.resources.files("rollyard.inside")
-    code = Path(inspect.getfile(adapter.read)).read_bytes() + b"".join(
-        inside.joinpath(name).read_bytes() for name in adapter.carries
-    )
+    modules = [Path(inspect.getfile(adapter.read)), *sorted(Path(inspect.getfile(Adapter)).parent.glob("*.py"))]
+    code = b"".join(path.read_bytes() for path in modules)
+    code += b"".join(inside.joinpath(name).read_bytes() for name in adapter.carries)
     text = msgspec.json.encode([entry.source, entry.digest, entry.adapter, dict(entry.options)], order="sorted")
     return hashlib.sha256(text + code).hexdigest()[:16]

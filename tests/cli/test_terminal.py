@@ -161,6 +161,12 @@ def test_doctor_goes_on_below_itself_where_a_line_is_too_long(tmp_path):
     assert all(len(line.split()) == 1 for line in shown.wide_lines), shown.screen  # a path stays whole
 
 
+def test_the_forms_of_datasets_are_told_whole(tmp_path):
+    shown = on_terminal("datasets", "list", cwd=tmp_path)
+    assert_readable(shown)
+    assert "…" not in shown.screen and "polyglot benchmark, six languages. Get" in " ".join(shown.screen.split())
+
+
 @pytest.mark.parametrize("agent", ["oracle", "nop"])
 @pytest.mark.ordinary("nop")
 def test_an_agent_that_calls_no_model_needs_no_policy(tmp_path, agent):

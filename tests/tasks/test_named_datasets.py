@@ -1,6 +1,7 @@
 """Datasets by name: the registry file, what adapters make of public forms, and the check of a sample."""
 
 import csv
+import gzip
 import json
 import shutil
 import subprocess
@@ -14,11 +15,13 @@ from typer.testing import CliRunner
 
 import rollyard as ry
 from rollyard.cli.main import app
-from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.core.errors import ConfigError, UnknownName, Unsupported
 from rollyard.inside import log_check
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks.adapters import guess_adapter
+from rollyard.tasks.adapters.polyglot import LANGUAGES
 from rollyard.tasks.dataset_registry import DatasetEntry, add_dataset, read_registry
+from rollyard.tasks.harbor.compose import read_services
 from rollyard.tasks.scaffold import new_task
 from rollyard.testing.dataset import check_dataset, dataset_table, summarise
 from rollyard.testing.tasks import CheckOptions, check_each
@@ -116,6 +119,59 @@ def test_sources_of_every_kind_give_the_same_tasks(tmp_path, kind):
         source = f"git:{root}@{first.stdout.strip()}"
     add("set", source)
     assert [task.id for task in ry.Taskset.load("set")] == ["alpha", "beta"]
+
+
+FOREIGN = {
+    "other.csv": (b"Frage,Antwort\nhow many?,3\n", "fields Frage, Antwort .*--option prompt=FIELD"),
+    "latin.csv": ("prompt,answer\nStra\u00dfe?,3\n".encode("latin-1"), "is not UTF-8.*save it as UTF-8"),
+    "many.csv": (b"prompt,answer\nred, or green?,3\n", "many.csv:2: more fields than the 2 of the first line.*quotes"),
+    "empty.csv": (b"prompt,answer\n", "has no rows"),
+    "object.json": (b'{"data": []}', "a file of rows is a list of objects"),
+    "cut.jsonl.gz": (gzip.compress(b'{"prompt": "a", "answer": "b"}\n' * 99)[:40], "ends too soon"),
+    "odd.jsonl.gz": (b'{"prompt": "a", "answer": "b"}\n', "cannot be read: Not a gzipped file"),
+    "odd.parquet": (b"PAR1", "cannot be read"),
+    "messages.jsonl": (b'{"prompt": [{"role": "user"}], "answer": "b"}\n', "the row's prompt is a list, not text"),
+    "tests.jsonl": (b'{"text": "t", "code": "def f(): 1", "test_list": 5}\n', "cannot be made into a task: TypeError"),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_a_file_of_another_form_is_an_error_that_says_what_is_wrong_with_it(tmp_path, name):
+    content, said = FOREIGN[name]
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=f"(?s){said}"):
+        add("foreign", tmp_path / name)
+        ry.Taskset.load("foreign")
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.json", "rows.jsonl"])
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path, name):
+    content = {"rows.csv": "prompt,answer\na,b\n", "rows.json": '[{"prompt": "a", "answer": "b"}]'}
+    (tmp_path / name).write_text(content.get(name, '{"prompt": "a", "answer": "b"}\n'), encoding="utf-8-sig")
+    assert add("marked", tmp_path / name).adapter == "prompts"
+    assert ry.Taskset.load("marked")[0].instruction.startswith("a\n")
+
+
+def test_rows_with_one_id_are_tasks_of_their_own_and_a_line_that_is_no_row_ends_no_load(tmp_path):
+    rows = [b'{"id": "a/b", "prompt": "%s", "answer": "1"}' % text for text in (b"first", b"x" * 200_000, b"third")]
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join([rows[0], b"no row", b"[]", *rows[1:]]))
+    add("doubled", tmp_path / "rows.jsonl")
+    found = ry.Taskset.load("doubled")
+    assert {task.id: task.instruction[:5] for task in found} == {"a__b": "first", "a__b-2": "xxxxx", "a__b-3": "third"}
+    assert [(name, reason.partition("rows.jsonl")[2][:3]) for name, reason in found.skipped] == [
+        ("row-1", ":2:"), ("row-2", ":3:"),
+    ]  # fmt: skip
+
+
+def test_a_field_of_a_csv_file_may_be_long(tmp_path):
+    (tmp_path / "rows.csv").write_text(f"prompt,answer\n{'x' * 200_000},3\n")
+    add("long", tmp_path / "rows.csv")
+    assert len(ry.Taskset.load("long")[0].instruction) > 200_000
+
+
+def test_files_without_task_folders_are_not_added_as_folders(tmp_path):
+    with pytest.raises(ConfigError, match="no task folders in it"):
+        add("rows", jsonl(tmp_path / "rows.jsonl", HUMAN), adapter="folders")
 
 
 def test_the_command_line_adds_lists_and_shows(tmp_path):
@@ -319,6 +375,138 @@ def test_a_terminal_bench_folder_becomes_a_task(tmp_path):
     named = [line for line in lines if line.startswith("FROM")]
     assert named == ["FROM host", "FROM host AS tools", "FROM tools as more", "FROM host"]
     assert lines[:2] == ["FROM host", "WORKDIR /app"]
+
+
+JAVA_TESTS = """
+import org.junit.jupiter.api.*;
+import static org.assertj.core.api.Assertions.assertThat;
+
+class SignTest {
+    @Test void one() { assertThat(Sign.of(3)).isEqualTo(1); }
+
+    @Disabled("Remove to run test")
+    @Test void other() { assertThat(Sign.of(-3)).isEqualTo(-1); }
+}
+"""
+
+
+@pytest.mark.skipif(
+    not shutil.which("javac") or not Path("/usr/share/java/junit-platform-console.jar").exists(),
+    reason="needs Debian's junit5, libassertj-core-java and a JDK",
+)
+@pytest.mark.parametrize(("body", "passes"), [("n < 0 ? -1 : 1", True), ("1", False), ("System.in.hashCode(", False)])
+def test_all_of_a_java_exercise_s_tests_count(tmp_path, body, passes):
+    for name, text in {
+        "test/java/SignTest.java": JAVA_TESTS,
+        "main/java/Sign.java": f"class Sign {{ static int of(int n) {{ return {body}; }} }}",
+    }.items():
+        (tmp_path / "src" / name).parent.mkdir(parents=True)
+        (tmp_path / "src" / name).write_text(text)
+    done = subprocess.run(
+        ["sh", "-c", LANGUAGES["java"].test], cwd=tmp_path, capture_output=True, check=False, timeout=200
+    )
+    assert (done.returncode == 0) is passes, done.stdout
+
+
+AGENT = """
+    image: ${T_BENCH_TASK_DOCKER_CLIENT_IMAGE_NAME}
+    container_name: ${T_BENCH_TASK_DOCKER_CLIENT_CONTAINER_NAME}
+    command: [ "sh", "-c", "sleep infinity" ]
+    environment:
+      - TEST_DIR=${T_BENCH_TEST_DIR}
+    volumes:
+      - ${T_BENCH_TASK_LOGS_PATH}:${T_BENCH_CONTAINER_LOGS_PATH}
+"""
+
+
+def terminal_bench(folder, compose, options=None, **files):
+    texts = {"task.yaml": "instruction: Do it.\n", "run-tests.sh": "true\n", "docker-compose.yaml": compose, **files}
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    add(folder.parent.name, folder.parent, adapter="terminal-bench", options=options or {})
+    (task,) = ry.Taskset.load(folder.parent.name)
+    return task
+
+
+def test_services_of_terminal_bench_are_services_of_the_task(tmp_path):
+    compose = (
+        f"services:\n  web:\n    build:\n      dockerfile: Dockerfile\n{AGENT}    ports: ['80']\n    networks: [one]\n"
+        "    depends_on: [api, store]\n"
+        "  api:\n    build:\n      context: .\n      dockerfile: Dockerfile.api\n    container_name: api\n    networks: [one]\n"
+        "  store:\n    image: python:3.13\n    command: [python, /srv/store.py]\n    links: [api]\n"
+        "    volumes:\n      - ./store.py:/srv/store.py:ro\n      - ./seed:/seed\n      - kept:/data\n"
+        "networks:\n  one:\n    driver: bridge\nvolumes:\n  kept:\n"
+    )
+    files = {"Dockerfile": "FROM host\n", "Dockerfile.api": "FROM base\n", "store.py": "1\n", "seed/a/b.txt": "b\n"}
+    task = terminal_bench(tmp_path / "several" / "shop", compose, **files)
+    found = read_services(task.compose)
+    api, store = found.others
+    assert Path(task.build, "Dockerfile").read_text() == "FROM host\n"
+    assert set(found.main.depends_on) == {"api", "store"} and not found.main.volumes and not found.main.env
+    assert Path(api.build, "Dockerfile").read_text() == "FROM base\n"
+    assert set(store.depends_on) == {"api"} and [volume.name for volume in store.volumes] == ["kept"]
+    assert Path(store.build, "Dockerfile").read_text().splitlines() == [
+        "FROM python:3.13", "COPY mounted/store.py /srv/store.py", "COPY mounted/seed/ /seed/",
+    ]  # fmt: skip
+    assert Path(store.build, "mounted/seed/a/b.txt").read_text() == "b\n"
+
+
+def test_a_terminal_bench_folder_that_is_built_elsewhere_or_asks_for_more_is_not_taken_for_a_plain_one(tmp_path):
+    compose = f"services:\n  client:\n    build:\n      context: client\n      dockerfile: Dockerfile\n{AGENT}"
+    base = "FROM ghcr.io/laude-institute/t-bench/ubuntu-24-04:20250624\n"
+    task = terminal_bench(tmp_path / "inner" / "one", compose, **{"client/Dockerfile": base})
+    assert task.compose is None and Path(task.build).name == "client"
+    assert Path(task.build, "Dockerfile").read_text() == f"{base}WORKDIR /app\n"
+    more = f"services:\n  client:\n    build:\n      dockerfile: Dockerfile\n{AGENT}    tmpfs: ['/root']\n"
+    task = terminal_bench(tmp_path / "more" / "one", more, Dockerfile="FROM host\n")
+    with pytest.raises(Unsupported, match="'tmpfs' is not supported"):
+        read_services(task.compose)
+
+
+FETCHING = """#!/bin/bash
+# Install curl
+apt-get update
+apt-get install -y curl
+curl -LsSf https://astral.sh/uv/0.7.13/install.sh | sh
+source $HOME/.local/bin/env
+if [ "$PWD" = "/" ]; then
+    echo "Error: No working directory set."
+    exit 1
+fi
+uv venv .tbench-testing
+source .tbench-testing/bin/activate
+uv pip install pytest==8.4.1 \\
+    numpy==2.3.1
+"""
+
+
+def test_what_a_script_does_beside_fetching_pytest_is_done(tmp_path):
+    compose = "services:\n  client:\n    build:\n      dockerfile: Dockerfile\n" + AGENT
+    last = "uv run pytest $TEST_DIR/test_outputs.py -rA\n"
+    files = {"Dockerfile": "FROM host\nCOPY tests/given /app/given\n", "tests/given/a/b.txt": "b\n"}
+    plain = terminal_bench(tmp_path / "plain" / "one", compose, **files, **{"run-tests.sh": FETCHING + last})
+    assert plain.verifier.kind == "pytest" and plain.verifier.layers == ("pip:pytest==8.4.1,numpy==2.3.1",)
+    assert Path(plain.build, "tests/given/a/b.txt").read_text() == "b\n"
+    more = f"{FETCHING}cp $TEST_DIR/test.py /app/test.py\n{last}"
+    task = terminal_bench(tmp_path / "more" / "one", compose, **files, **{"run-tests.sh": more})
+    assert task.verifier.kind != "pytest" and task.verifier.layers == plain.verifier.layers
+    (tests,) = task.verifier.tests
+    free = {"run-tests.sh": FETCHING.replace("numpy==2.3.1", "numpy") + last}
+    versions = {"packages": "numpy==2.2.0,scipy==1.16.0"}
+    task = terminal_bench(tmp_path / "free" / "one", compose, versions, **files, **free)
+    assert task.verifier.layers == ("pip:pytest==8.4.1,numpy==2.2.0",)
+    lines = Path(tests, "run-tests.sh").read_text().splitlines()
+    assert lines == ["cp $TEST_DIR/test.py /app/test.py", "pytest $TEST_DIR/test_outputs.py -rA"]
+
+
+@pytest.mark.anyio
+async def test_what_a_script_prints_is_no_part_of_the_reward(tmp_path, backend):
+    compose = "services:\n  client:\n    build:\n      dockerfile: Dockerfile\n" + AGENT
+    files = {"Dockerfile": "FROM host\nWORKDIR /app\n", "run-tests.sh": "echo looking\ntest -f /app/answer\n"}
+    terminal_bench(tmp_path / "talking" / "one", compose, **files, **{"solution.sh": "echo 1 > /app/answer\n"})
+    found = await check_dataset("talking", backend, CheckOptions(repeats=1), sample=1)
+    assert summarise(found) | {"nop 0": 1, "gold 1": 1} == summarise(found), dataset_table(found)
 
 
 @pytest.mark.anyio

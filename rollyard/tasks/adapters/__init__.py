@@ -48,14 +48,21 @@ def load_adapter(name: str) -> Adapter:
 
 def guess_adapter(source: Path) -> str:
     """The one adapter that knows these files."""
+    from rollyard.tasks.adapters.drafts import first_row, is_rows  # it imports this module
+
     known = registry.names(GROUP)
     found = [name for name in known if load_adapter(name).recognise(source)]
     if len(found) == 1:
         return found[0]
-    hint = "say which with --adapter"
-    if not found:
-        raise UnknownName("dataset adapter for", str(source), known, hint=hint)
-    raise ConfigError(f"{source}: could be {' or '.join(found)}", hint=hint)
+    if found:
+        raise ConfigError(f"{source}: could be {' or '.join(found)}", hint="say which with --adapter")
+    if not is_rows(source):
+        hint = f"say which with --adapter: {', '.join(known)}; `rollyard datasets list` says what each reads"
+        raise ConfigError(f"{source}: no adapter knows this form", hint=hint)
+    if not (row := first_row(source)):
+        raise ConfigError(f"{source}: has no rows")
+    hint = "for prompts with an answer: --adapter prompts --option prompt=FIELD --option answer=FIELD"
+    raise ConfigError(f"{source}: no adapter knows rows with the fields {', '.join(row)}", hint=hint)
 
 
 def check_options(name: str, adapter: Adapter, options: Mapping[str, Any]) -> None:

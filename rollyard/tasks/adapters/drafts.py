@@ -8,7 +8,10 @@ import fnmatch
 import gzip
 import io
 import re
-from collections.abc import Iterator, Mapping
+import zlib
+from codecs import BOM_UTF8
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -17,13 +20,15 @@ import msgspec
 from rollyard.core import toml
 from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, MissingExtra
+from rollyard.tasks.adapters import TaskDraft
 
 WORKDIR = "/app"
 _TEST_FOLDERS = {"tests", "test"}
 _TEST_FILE = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py|conftest\.py")
 SEAL = "seal_repository.sh"  # of `rollyard.inside`
 SEALING = f"sh {SEAL} . && rm {SEAL}"  # the setup command of a task that has it among its files
-REWARD_SCRIPT = "#!/bin/bash\nif bash /tests/run.sh; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+_LONGEST_FIELD = 2**30  # of a CSV file; without a word Python's own reader ends at 128 kB
+Row = Mapping[str, Any]
 ROWS = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
 
 
@@ -31,35 +36,76 @@ def is_rows(source: Path) -> bool:
     return source.is_file() and source.name.endswith(ROWS)
 
 
-def read_rows(source: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file, or of every such file directly in a folder, in the order of their names."""
+def row_drafts(
+    source: Path, name: Callable[[int, Row], str | None], write: Callable[[Row, Path], None]
+) -> Iterator[TaskDraft]:
+    """A draft for each row of a file, or of every such file directly in a folder; a row that cannot be read is one too, which
+    says why. `name` is given the row's number from 0 on; None leaves the row out."""
     files = sorted(path for path in source.iterdir() if is_rows(path)) if source.is_dir() else [source]
-    for file in files:
-        yield from _read_file(file)
+    for number, row in enumerate(row for file in files for row in _read_file(file)):
+        if isinstance(row, ConfigError):
+            yield TaskDraft(f"row-{number}", partial(_refuse, row))
+        elif (called := name(number, row)) is not None:
+            yield TaskDraft(folder_name(called), partial(write, row))
 
 
-def first_row(source: Path) -> dict[str, Any]:
+def _refuse(error: ConfigError, folder: Path) -> None:
+    raise error
+
+
+def first_row(source: Path) -> Row:
     """For a look at the form; an empty one where there is none."""
-    try:
-        return next(_read_file(source), {}) if is_rows(source) else {}
-    except ConfigError:
-        return {}
+    row = next(_read_file(source), {}) if is_rows(source) else {}
+    if isinstance(row, ConfigError):
+        raise row
+    return row
 
 
-def _read_file(file: Path) -> Iterator[dict[str, Any]]:
+def _read_file(file: Path) -> Iterator[Row | ConfigError]:
+    """Its rows, and an error in place of each that is none. A file that cannot be read at all is an error."""
     if file.name.endswith(".parquet"):
         yield from _read_parquet(file)
         return
-    with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb") as data:
-        if file.name.endswith(".csv"):
-            yield from csv.DictReader(io.TextIOWrapper(data, encoding="utf-8", newline=""))
-        elif file.name.endswith(".json"):
-            for number, row in enumerate(_decode(data.read(), str(file), list[Any])):
-                yield _as_row(row, f"{file}[{number}]")
-        else:
-            for number, line in enumerate(data, 1):
-                if line.strip():
-                    yield _as_row(_decode(line, f"{file}:{number}", Any), f"{file}:{number}")
+    try:
+        with gzip.open(file, "rb") if file.name.endswith(".gz") else file.open("rb") as data:
+            if data.read(len(BOM_UTF8)) != BOM_UTF8:  # editors and spreadsheets put one before the first row
+                data.seek(0)
+            if file.name.endswith(".csv"):
+                yield from _read_csv(file, data)
+            elif file.name.endswith(".json"):
+                for number, row in enumerate(
+                    _decode(data.read(), f"{file}: a file of rows is a list of objects", list[Any])
+                ):
+                    yield _as_row(row, f"{file}[{number}]")
+            else:
+                yield from (_read_line(line, f"{file}:{number}") for number, line in enumerate(data, 1) if line.strip())
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: is not UTF-8: {error}", hint="save it as UTF-8") from error
+    except EOFError as error:
+        raise ConfigError(f"{file}: ends too soon", hint="fetch it again") from error
+    except (OSError, zlib.error) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
+
+
+def _read_csv(file: Path, data: gzip.GzipFile | io.BufferedReader) -> Iterator[Row | ConfigError]:
+    csv.field_size_limit(_LONGEST_FIELD)
+    rows = csv.DictReader(io.TextIOWrapper(data, encoding="utf-8", newline=""))
+    try:
+        for row in rows:
+            if None in row:
+                many = f"{file}:{rows.line_num}: more fields than the {len(rows.fieldnames or ())} of the first line"
+                yield ConfigError(many, hint="a comma in a field needs quotes around the field")
+            else:
+                yield row
+    except csv.Error as error:
+        raise ConfigError(f"{file}:{rows.line_num}: {error}") from error
+
+
+def _read_line(line: bytes, where: str) -> Row | ConfigError:
+    try:
+        return _as_row(_decode(line, where, Any), where)
+    except ConfigError as error:
+        return error
 
 
 def _decode(data: bytes, where: str, kind: Any) -> Any:
@@ -69,27 +115,40 @@ def _decode(data: bytes, where: str, kind: Any) -> Any:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def _as_row(row: Any, where: str) -> dict[str, Any]:
-    if not isinstance(row, dict):
-        raise ConfigError(f"{where}: a row is an object, not {type(row).__name__}")
-    return row
+def _as_row(row: Any, where: str) -> Row | ConfigError:
+    return row if isinstance(row, dict) else ConfigError(f"{where}: a row is an object, not {type(row).__name__}")
 
 
-def _read_parquet(file: Path) -> Iterator[dict[str, Any]]:
+def _read_parquet(file: Path) -> Iterator[Row]:
     try:
-        from pyarrow import parquet  # pyright: ignore[reportMissingImports]
+        from pyarrow import ArrowException, parquet  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise MissingExtra("pyarrow", "parquet", why=f"reading {file}") from error
-    for batch in parquet.ParquetFile(file).iter_batches(batch_size=64):
-        yield from batch.to_pylist()
+    try:
+        for batch in parquet.ParquetFile(file).iter_batches(batch_size=64):
+            yield from batch.to_pylist()
+    except (ArrowException, OSError) as error:
+        raise ConfigError(f"{file}: cannot be read: {error}") from error
 
 
-def field(row: Mapping[str, Any], *names: str) -> Any:
+def field(row: Row, *names: str) -> Any:
     """The first of these fields that the row has."""
     for name in names:
         if row.get(name) not in (None, ""):
             return row[name]
-    raise ConfigError(f"the row has no {' or '.join(names)}; it has {', '.join(row) or 'nothing'}")
+    filled = [name for name in row if row[name] not in (None, "")]
+    empty = [name for name in row if name not in filled]
+    without = f", and without a value {', '.join(empty)}" if empty else ""
+    raise ConfigError(f"the row has no {' or '.join(names)}; it has {', '.join(filled) or 'nothing'}{without}")
+
+
+def text_field(row: Row, *names: str) -> str:
+    """The same as text; what is no text or number, such as a list of messages, is refused."""
+    value = field(row, *names)
+    if not isinstance(value, (str, int, float)):
+        named = next(name for name in names if row.get(name) is value)
+        raise ConfigError(f"the row's {named} is a {type(value).__name__}, not text")
+    return str(value)
 
 
 def is_wanted(name: str, options: Mapping[str, Any]) -> bool:
@@ -158,6 +217,11 @@ def read_text_inside(path: Path, root: Path) -> str:
 def folder_name(task_id: str) -> str:
     """A task's id as one name in a folder."""
     return re.sub(r"[^A-Za-z0-9._-]+", "__", task_id).strip(".") or "task"
+
+
+def reward_script(command: str) -> str:
+    """`test.sh`: 1 where this shell command succeeds. What it prints is the log, and no part of the reward."""
+    return f"#!/bin/sh\nif {command}; then reward=1; else reward=0; fi\necho $reward > /logs/verifier/reward.txt\n"
 
 
 def write_task(

@@ -17,10 +17,18 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import WORKDIR, field, first_row, folder_name, read_rows, write_task
+from rollyard.tasks.adapters.drafts import (
+    WORKDIR,
+    Row,
+    field,
+    first_row,
+    reward_script,
+    row_drafts,
+    string_list,
+    write_task,
+)
 
 _CHECK = "python3 -I /tests/function_check.py /tests/cases.json"
-_TEST = f"#!/bin/sh\nif {_CHECK}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
 _SOLVE = f"#!/bin/sh\ncp /solution/solution.py {WORKDIR}/solution.py\n"
 
 
@@ -30,13 +38,14 @@ def recognise(source: Path) -> bool:
 
 
 def read(source: Path, options: Mapping[str, Any]) -> Iterator[TaskDraft]:
-    for number, row in enumerate(read_rows(source)):
-        name = str(row.get("task_id", number))
-        prefix = "" if "entry_point" in row else "mbpp-"
-        yield TaskDraft(folder_name(f"{prefix}{name}"), partial(_write, row, options))
+    return row_drafts(source, _name, partial(_write, options))
 
 
-def _write(row: Mapping[str, Any], options: Mapping[str, Any], folder: Path) -> None:
+def _name(number: int, row: Row) -> str:
+    return f"{'' if 'entry_point' in row else 'mbpp-'}{row.get('task_id', number)}"
+
+
+def _write(options: Mapping[str, Any], row: Row, folder: Path) -> None:
     made = _from_prompt(row) if "entry_point" in row else _from_assertions(row)
     instruction, stub, answer, cases = made
     check = importlib.resources.files("rollyard.inside").joinpath("function_check.py").read_bytes()
@@ -57,7 +66,7 @@ def _write(row: Mapping[str, Any], options: Mapping[str, Any], folder: Path) -> 
         instruction=instruction,
         table=table,
         tests={
-            "test.sh": _TEST,
+            "test.sh": reward_script(_CHECK),
             "function_check.py": check,
             "cases.json": msgspec.json.encode({"file": f"{WORKDIR}/solution.py", **cases}),
         },
@@ -66,7 +75,7 @@ def _write(row: Mapping[str, Any], options: Mapping[str, Any], folder: Path) -> 
     )
 
 
-def _from_prompt(row: Mapping[str, Any]) -> tuple[str, str, str, dict[str, Any]]:
+def _from_prompt(row: Row) -> tuple[str, str, str, dict[str, Any]]:
     """HumanEval: the stub is a docstring and no body; other functions of it are the tests' too."""
     prompt, name = str(field(row, "prompt")), str(field(row, "entry_point"))
     instruction = f"Complete the function `{name}` in {WORKDIR}/solution.py. It begins:\n\n```python\n{prompt}```\n"
@@ -75,9 +84,10 @@ def _from_prompt(row: Mapping[str, Any]) -> tuple[str, str, str, dict[str, Any]]
     return instruction, prompt, prompt + str(row.get("canonical_solution") or ""), cases
 
 
-def _from_assertions(row: Mapping[str, Any]) -> tuple[str, str, str, dict[str, Any]]:
+def _from_assertions(row: Row) -> tuple[str, str, str, dict[str, Any]]:
     """MBPP: the agent is shown the assertions, as the paper's prompt shows them: they tell the name and the arguments."""
-    code, tests = str(field(row, "code")).replace("\r\n", "\n"), [str(test) for test in field(row, "test_list")]
+    code, given = str(field(row, "code")).replace("\r\n", "\n"), field(row, "test_list")
+    tests = given.splitlines() if isinstance(given, str) and not given.startswith("[") else string_list(given)
     setup = "\n".join([str(row.get("test_setup_code") or ""), *map(str, row.get("test_imports") or ())]).strip()
     shown = "\n".join(tests)
     instruction = (

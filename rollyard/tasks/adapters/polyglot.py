@@ -16,13 +16,22 @@ import msgspec
 from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import WORKDIR, is_inside, read_inside, read_text_inside, write_task
+from rollyard.tasks.adapters.drafts import WORKDIR, is_inside, read_inside, read_text_inside, reward_script, write_task
 
 _CONFIG = ".meta/config.json"
 _HIDDEN = (".meta", ".docs", ".approaches", ".articles")
 _DOCS = ("introduction.md", "introduction.append.md", "instructions.md", "instructions.append.md")
 _UNSKIP = r"s/\bx(test|it|describe)(\.each)?\(/\1\2(/; s/\b(test|it|describe)\.skip\(/\1(/"
 _MODULES = 'modules=$(dirname "$(dirname "$(dirname "$(readlink -f "$(command -v jest)")")")")'
+_ENABLE = r"""find src/test -name '*.java' -exec sed -i -E 's/@Disabled(\("[^"]*"\))?//' {} +"""
+_JUNIT = "/usr/share/java/junit-platform-console.jar"  # of Debian's junit5 and libassertj-core-java, where the image has them
+_JAVA = (
+    "names='junit-(jupiter|platform)[a-z-]*|opentest4j|apiguardian-api|assertj-core|picocli' && "
+    r"""jars=$(ls /usr/share/java/*.jar | grep -E "/($names)[.]jar\$" | tr '\n' ':') && rm -rf classes && mkdir classes && """
+    "find src -name '*.java' > sources && javac -d classes -cp \"$jars\" @sources && {"
+    ' java -cp "classes:$jars" org.junit.platform.console.ConsoleLauncher --scan-classpath classes --disable-banner > said;'
+    " code=$?; cat said; [ $code -eq 0 ] && grep -Eq '[1-9][0-9]* tests successful' said; }"
+)
 
 
 class Language(NamedTuple):
@@ -39,7 +48,9 @@ LANGUAGES = {
         ("cmake", "make", "g++"),
     ),
     "go": Language("GOTOOLCHAIN=local GOPROXY=off GOCACHE=/tmp/go GOPATH=/tmp/gopath go test ./...", ("go",)),
-    "java": Language("gradle test --offline --no-daemon", ("gradle",)),
+    "java": Language(
+        f"{_ENABLE} && if [ -f {_JUNIT} ]; then {_JAVA}; else gradle test --offline --no-daemon; fi", ("javac",)
+    ),
     "javascript": Language(
         f"{_MODULES} && ln -sfn $modules node_modules && sed -i -E '{_UNSKIP}' *.spec.js && jest --ci --rootDir .",
         ("node",),
@@ -118,7 +129,7 @@ def _write(name: str, exercise: Path, options: Mapping[str, Any], folder: Path) 
         table=table,
         tests={
             "run.sh": f"{command}\n",
-            "test.sh": "#!/bin/sh\nif sh /tests/run.sh; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n",
+            "test.sh": reward_script("sh /tests/run.sh"),
             **{f"project/{path}": data for path, data in project.items()},
         },
         solution={
@@ -169,6 +180,6 @@ adapter = Adapter(
     get="a checkout of github.com/Aider-AI/polyglot-benchmark",
     recognise=recognise,
     read=read,
-    needs=("a language's tools: python3, go, cargo, node, cmake and g++, gradle",),
+    needs=("a language's tools: python3, go, cargo, node, cmake and g++, a JDK with JUnit 5 or gradle",),
     options=("image", "languages"),
 )

@@ -15,7 +15,7 @@ from typing import Any
 from rollyard.core.errors import ConfigError
 from rollyard.core.sequences import as_commands
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import WORKDIR, field, first_row, folder_name, read_rows, write_task
+from rollyard.tasks.adapters.drafts import WORKDIR, Row, first_row, reward_script, row_drafts, text_field, write_task
 
 _ANSWER = f"{WORKDIR}/answer.txt"
 _CHECK = f"python3 -I /tests/answer_check.py {_ANSWER} /tests/answer.txt"
@@ -32,19 +32,21 @@ def recognise(source: Path) -> bool:
 
 def read(source: Path, options: Mapping[str, Any]) -> Iterator[TaskDraft]:
     """`prompt` and `answer` name the columns where they are called otherwise."""
-    for number, row in enumerate(read_rows(source)):
-        name = row.get("id") or row.get("task_id") or f"{number:05}"
-        yield TaskDraft(folder_name(str(name)), partial(_write, row, options))
+    return row_drafts(source, _name, partial(_write, options))
 
 
-def _write(row: Mapping[str, Any], options: Mapping[str, Any], folder: Path) -> None:
-    prompt = str(field(row, *([str(options["prompt"])] if "prompt" in options else _PROMPTS)))
+def _name(number: int, row: Row) -> str:
+    return str(row.get("id") or row.get("task_id") or f"{number:05}")
+
+
+def _write(options: Mapping[str, Any], row: Row, folder: Path) -> None:
+    prompt = text_field(row, *([str(options["prompt"])] if "prompt" in options else _PROMPTS))
     tests: dict[str, str | bytes] = {}
     solution: dict[str, str | bytes] = {}
     if row.get("verify"):
         commands = list(as_commands(row["verify"], "verify"))
     else:
-        answer = str(field(row, *([str(options["answer"])] if "answer" in options else _ANSWERS)))
+        answer = text_field(row, *([str(options["answer"])] if "answer" in options else _ANSWERS))
         if not answer.split():
             raise ConfigError("the row's answer is empty, so doing nothing would pass")
         commands = [_CHECK]
@@ -52,7 +54,7 @@ def _write(row: Mapping[str, Any], options: Mapping[str, Any], folder: Path) -> 
         tests["answer_check.py"] = importlib.resources.files("rollyard.inside").joinpath("answer_check.py").read_bytes()
         solution = {"solve.sh": f"#!/bin/sh\ncp /solution/answer.txt {_ANSWER}\n", "answer.txt": answer}
     joined = " && ".join(f"({command})" for command in commands)
-    tests["test.sh"] = f"#!/bin/sh\nif {joined}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n"
+    tests["test.sh"] = reward_script(joined)
     table = {
         "metadata": {
             "rollyard": {

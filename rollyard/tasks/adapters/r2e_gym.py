@@ -20,14 +20,14 @@ from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft
 from rollyard.tasks.adapters.drafts import (
-    REWARD_SCRIPT,
     SEAL,
     SEALING,
+    Row,
     field,
     first_row,
-    folder_name,
     is_wanted,
-    read_rows,
+    reward_script,
+    row_drafts,
     write_task,
 )
 
@@ -75,13 +75,20 @@ def recognise(source: Path) -> bool:
 
 def read(source: Path, options: Mapping[str, Any]) -> Iterator[TaskDraft]:
     """`instances` are globs over `REPOSITORY-COMMIT`."""
-    for row in read_rows(source):
-        name = f"{row.get('repo_name', '')}-{row.get('commit_hash', '')}"
-        if is_wanted(name, options):
-            yield TaskDraft(folder_name(name), lambda folder, row=row, name=name: _write(row, name, folder))
+
+    def name(_number: int, row: Row) -> str | None:
+        found = _name(row)
+        return found if is_wanted(found, options) else None
+
+    yield from row_drafts(source, name, _write)
 
 
-def _write(row: Mapping[str, Any], name: str, folder: Path) -> None:
+def _name(row: Row) -> str:
+    return f"{row.get('repo_name', '')}-{row.get('commit_hash', '')}"
+
+
+def _write(row: Row, folder: Path) -> None:
+    name = _name(row)
     commit = _decode(row, "parsed_commit_content", _Commit)
     execution = _decode(row, "execution_result_content", _Execution)
     expected = _decode(row, "expected_output_json", dict[str, str])
@@ -128,7 +135,7 @@ def _write(row: Mapping[str, Any], name: str, folder: Path) -> None:
         },
         tests={
             "run.sh": "\n".join(script),
-            "test.sh": REWARD_SCRIPT,
+            "test.sh": reward_script("bash /tests/run.sh"),
             "tests.json": msgspec.json.encode({"EXPECTED": expected, "format": "r2e"}),
             "log_check.py": inside.joinpath("log_check.py").read_bytes(),
             **{f"r2e_tests/{file}": code for file, code in tests.items()},
@@ -145,7 +152,7 @@ def _write(row: Mapping[str, Any], name: str, folder: Path) -> None:
     )
 
 
-def _decode(row: Mapping[str, Any], name: str, kind: type[_Kind]) -> _Kind:
+def _decode(row: Row, name: str, kind: type[_Kind]) -> _Kind:
     """A field that is JSON in a string."""
     try:
         return msgspec.json.decode(str(field(row, name)), type=kind)

@@ -25,17 +25,17 @@ from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft
 from rollyard.tasks.adapters.drafts import (
-    REWARD_SCRIPT,
     SEAL,
     SEALING,
+    Row,
     field,
     first_row,
-    folder_name,
     is_wanted,
     put_tests_back,
     read_inside,
-    read_rows,
     read_text_inside,
+    reward_script,
+    row_drafts,
     string_list,
     write_task,
 )
@@ -117,10 +117,12 @@ def read(source: Path, options: Mapping[str, Any]) -> Iterator[TaskDraft]:
             if is_wanted(file.parent.name, options) and subset in file.read_text():
                 yield TaskDraft(file.parent.name, partial(_write_folder, file.parent, options))
         return
-    for row in read_rows(source):
-        name = str(row.get("instance_id", ""))
-        if is_wanted(name, options):
-            yield TaskDraft(folder_name(name), lambda folder, row=row: _write(_from_row(row, options), options, folder))
+
+    def name(_number: int, row: Row) -> str | None:
+        found = str(row.get("instance_id", ""))
+        return found if is_wanted(found, options) else None
+
+    yield from row_drafts(source, name, lambda row, folder: _write(_from_row(row, options), options, folder))
 
 
 def _write_folder(source: Path, options: Mapping[str, Any], folder: Path) -> None:
@@ -242,7 +244,7 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
         table=table,
         tests={
             "run.sh": _run_script(one, _ROOT if environment else one.base),
-            "test.sh": REWARD_SCRIPT,
+            "test.sh": reward_script("bash /tests/run.sh"),
             "test.patch": one.test_patch,
             "tests.json": msgspec.json.encode(one.tests),
             "log_check.py": inside.joinpath("log_check.py").read_bytes(),

@@ -18,17 +18,17 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft
 from rollyard.tasks.adapters.drafts import (
-    REWARD_SCRIPT,
     SEAL,
     SEALING,
     WORKDIR,
+    Row,
     field,
     first_row,
-    folder_name,
     is_wanted,
     put_tests_back,
-    read_rows,
     read_text_inside,
+    reward_script,
+    row_drafts,
     string_list,
     write_task,
 )
@@ -49,13 +49,15 @@ def read(source: Path, options: Mapping[str, Any]) -> Iterator[TaskDraft]:
             "the rows of SWE-bench Pro do not say how tests are run",
             hint="--option run_scripts=FOLDER, of a checkout of github.com/scaleapi/SWE-bench_Pro-os",
         )
-    for row in read_rows(source):
-        name = str(row.get("instance_id", ""))
-        if is_wanted(name, options):
-            yield TaskDraft(folder_name(name), lambda folder, row=row: _write(row, options, folder))
+
+    def name(_number: int, row: Row) -> str | None:
+        found = str(row.get("instance_id", ""))
+        return found if is_wanted(found, options) else None
+
+    yield from row_drafts(source, name, lambda row, folder: _write(row, options, folder))
 
 
-def _write(row: Mapping[str, Any], options: Mapping[str, Any], folder: Path) -> None:
+def _write(row: Row, options: Mapping[str, Any], folder: Path) -> None:
     name, test_patch = str(field(row, "instance_id")), str(field(row, "test_patch"))
     expected = {
         "FAIL_TO_PASS": string_list(field(row, "fail_to_pass", "FAIL_TO_PASS")),
@@ -91,7 +93,7 @@ def _write(row: Mapping[str, Any], options: Mapping[str, Any], folder: Path) -> 
         tests={
             **scripts,
             "run.sh": _run_script(row, test_patch),
-            "test.sh": REWARD_SCRIPT,
+            "test.sh": reward_script("bash /tests/run.sh"),
             "test.patch": test_patch,
             "tests.json": msgspec.json.encode(expected),
             "log_check.py": inside.joinpath("log_check.py").read_bytes(),

@@ -20,7 +20,7 @@ import msgspec
 from rollyard.core.errors import ConfigError
 from rollyard.inside.suite_check import SETTINGS
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import is_test, is_wanted, write_task
+from rollyard.tasks.adapters.drafts import is_test, is_wanted, reward_script, write_task
 from rollyard.tasks.adapters.git_trees import ONE_COMMIT, changed_files, is_repository, pack_tree, read_tree, run_git
 
 _WORKDIR = "/testbed"
@@ -95,7 +95,7 @@ def _write(repository: Path, name: str, tip: str, options: Mapping[str, Any], fo
             "verifier": {"timeout_sec": _TIMEOUT_S + 30.0},
         },
         tests={
-            "test.sh": f"#!/bin/sh\nif {run}; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n",
+            "test.sh": reward_script(run),
             "plan.json": msgspec.json.encode(plan),
             "original.tar.gz": pack_tree(original),
             _CHECK: inside.joinpath(_CHECK).read_bytes(),

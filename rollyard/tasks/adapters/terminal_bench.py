@@ -2,7 +2,8 @@
 
 Its base images have /app as their working directory, and the Dockerfile is told so. `run-tests.sh` fetches its tools from the
 web; where it only runs pytest on the tests, they are run by pytest from a layer, with the pinned packages that the script
-installs. A script of another kind is run as it is. Tests look at the whole file system, so the grade is `shared`.
+installs. Where it does more, its other lines are run too. A script that runs no pytest is run as it is. Tests look at the whole
+file system, so the grade is `shared`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,23 @@ from typing import Any, cast
 import yaml
 
 from rollyard.core.errors import ConfigError
-from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import WORKDIR, read_inside, read_text_inside, write_task
+from rollyard.tasks.adapters import Adapter, TaskDraft, terminal_bench_services
+from rollyard.tasks.adapters.drafts import WORKDIR, read_inside, read_text_inside, reward_script, write_task
 
 _NOT_ENVIRONMENT = ("task.yaml", "run-tests.sh", "solution.sh", "solution.yaml", "docker-compose.yaml", "tests")
 _PYTEST = "pytest==8.4.1"
+_RUN_TESTS = reward_script("TEST_DIR=/tests bash /tests/run-tests.sh")
 _PINNED = re.compile(r"\b([A-Za-z0-9][A-Za-z0-9._-]*==[A-Za-z0-9.+!_-]+)")
 _INSTALL = re.compile(r"^\s*(?:uv (?:pip install|add)|pip3? install|python3? -m pip install|uvx)\b(.*)$", re.M)
 _RUNS_PYTEST = re.compile(r"^\s*(?:uv run |uvx .*)?pytest (?:-\S+ )*\"?\$\{?TEST_DIR\}?/", re.M)
+_UV = re.compile(r"\buv run |\buvx .*?(?=pytest )")
+_TOOLS = re.compile(  # lines that only fetch pytest and what tests import
+    r"\s*(?:#.*|set -\S+|source \S*(?:local/bin/env|/activate)|\. \S*/activate|curl \S+ https://astral\.sh/\S+ \| sh"
+    r"|export PATH=\S+|apt(?:-get)? update(?: -\S+)*|apt(?:-get)? install (?:-\S+ )*curl(?:=\S+)?"
+    r"|uv (?:venv|init|pip install|add|python pin)\b.*|(?:python3? -m )?pip3? install\b.*|python3? -m venv \S+)\s*"
+    r"(?:(?:&&|;) apt-get install -y curl)?\s*$"
+)
+_NO_WORKDIR = re.compile(r"^if \[ \"\$PWD\" = \"/\" \]; then\n.*?^fi$", re.M | re.S)
 _COPY = re.compile(r"^(?:COPY|ADD)\s+(.*)$", re.M | re.I)
 _FROM = re.compile(r"^(FROM\s+(?:--platform=\S+\s+)?(\S*t-bench/\S+).*)$", re.M | re.I)
 
@@ -51,21 +61,20 @@ def _write(source: Path, options: Mapping[str, Any], folder: Path) -> None:
     if not _is_task(source) or not isinstance(task, dict) or not cast("dict[str, Any]", task).get("instruction"):
         raise ConfigError(f"{source}: no run-tests.sh or no instruction in it")
     environment = _tree(source, leave_out=_NOT_ENVIRONMENT) | _copied_tests(source)
-    services = _services(source)
-    if len(services) > 1:  # the agent's own is called `client` there
-        named = {"main" if name == "client" else name: service for name, service in services.items()}
-        environment["docker-compose.yaml"] = yaml.safe_dump({"services": named})
-    if (source / "Dockerfile").is_file():
-        dockerfile = _text(source, "Dockerfile")
-        environment["Dockerfile"] = _place(dockerfile, str(options.get("image", "")))
-    extra, tests = _judge(_text(source, "run-tests.sh"))
+    compose = _compose(source)
+    image = str(options.get("image", ""))
+    for name in [name for name in environment if name.rpartition("/")[2].startswith("Dockerfile")]:
+        environment[name] = _place(_text(source, name), image)
+    if compose:
+        environment |= terminal_bench_services.translate(compose, environment)
+    extra, tests = _judge(_text(source, "run-tests.sh"), str(options.get("packages", "")))
     extra["grade"] = str(options.get("grade", "shared"))
     table = {
         "metadata": {
             **{name: task[name] for name in ("difficulty", "category", "tags") if task.get(name)},
             "rollyard": extra,
         },
-        "environment": {} if "Dockerfile" in environment else {"workdir": WORKDIR},
+        "environment": {} if {"Dockerfile", "docker-compose.yaml"} & set(environment) else {"workdir": WORKDIR},
         "agent": {"timeout_sec": float(task.get("max_agent_timeout_sec") or 900.0)},
         "verifier": {"timeout_sec": float(task.get("max_test_timeout_sec") or 180.0)},
     }
@@ -104,8 +113,9 @@ def _copied_tests(source: Path) -> dict[str, str | bytes]:
     """Files of the tests that the Dockerfile itself gives to the agent."""
     text = _text(source, "Dockerfile") if (source / "Dockerfile").is_file() else ""
     words = [word.removeprefix("./") for line in _COPY.findall(text) for word in line.split()[:-1]]
-    files = {word: source / word for word in words if word.startswith("tests/") and (source / word).is_file()}
-    return {name: read_inside(path, source) for name, path in files.items()}
+    named = [source / word for word in words if word.startswith("tests/") and "*" not in word]
+    files = [file for path in named for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
+    return {file.relative_to(source).as_posix(): read_inside(file, source) for file in files}
 
 
 def _text(source: Path, name: str) -> str:
@@ -113,7 +123,7 @@ def _text(source: Path, name: str) -> str:
     return read_text_inside(source / name, source.parent)
 
 
-def _services(source: Path) -> dict[str, Any]:
+def _compose(source: Path) -> dict[str, Any]:
     compose = source / "docker-compose.yaml"
     if not compose.is_file():
         return {}
@@ -121,24 +131,28 @@ def _services(source: Path) -> dict[str, Any]:
         found: Any = yaml.safe_load(_text(source, compose.name)) or {}
     except yaml.YAMLError as error:
         raise ConfigError(f"{compose}: {error}") from error
-    services = found.get("services") if isinstance(found, dict) else None
-    return services if isinstance(services, dict) else {}
+    return found if isinstance(found, dict) and isinstance(found.get("services"), dict) else {}
 
 
-def _judge(script: str) -> tuple[dict[str, Any], dict[str, str | bytes]]:
-    """How the tests are run: by pytest from a layer, or by the script itself."""
-    installed = " ".join(_INSTALL.findall(script))
-    if _RUNS_PYTEST.search(script):
-        packages = list(dict.fromkeys(_PINNED.findall(installed)))
-        if not any(name.startswith("pytest==") for name in packages):
-            packages.insert(0, _PYTEST)
-        found = {"verifier": "pytest", "options": {"paths": ["test_outputs.py"], "timeout_s": 1800.0}}
-        return {**found, "verifier_layers": [f"pip:{','.join(packages)}"]}, {}
-    wrapper = (
-        "#!/bin/bash\nexport TEST_DIR=/tests\nif bash /tests/run-tests.sh; then echo 1; else echo 0; fi"
-        " > /logs/verifier/reward.txt\n"
-    )
-    return {}, {"run-tests.sh": script, "test.sh": wrapper}
+def _judge(script: str, versions: str) -> tuple[dict[str, Any], dict[str, str | bytes]]:
+    """How the tests are run: by pytest from a layer, by the script's other lines and that pytest, or by the script itself.
+    `versions` are of packages that it installs without one."""
+    whole = _NO_WORKDIR.sub("", script.replace("\\\n", " "))
+    if not _RUNS_PYTEST.search(whole):
+        return {}, {"run-tests.sh": script, "test.sh": _RUN_TESTS}
+    installed = " ".join(_INSTALL.findall(whole))
+    named = {word.lower() for word in installed.split()}
+    more = [package for package in versions.split(",") if package.partition("==")[0].lower() in named]
+    packages = list(dict.fromkeys([*_PINNED.findall(installed), *more]))
+    if not any(name.startswith("pytest==") for name in packages):
+        packages.insert(0, _PYTEST)
+    found = {"verifier_layers": [f"pip:{','.join(packages)}"]}
+    left = [line for line in whole.splitlines() if line.strip() and not _TOOLS.match(line)]
+    if all(_RUNS_PYTEST.match(line) for line in left):
+        options = {"paths": ["test_outputs.py"], "timeout_s": 1800.0}
+        return {"verifier": "pytest", "options": options, **found}, {}
+    lines = [_UV.sub("", line) for line in left]
+    return found, {"run-tests.sh": "\n".join([*lines, ""]), "test.sh": _RUN_TESTS}
 
 
 def _solution(source: Path) -> dict[str, str | bytes]:
@@ -159,5 +173,5 @@ adapter = Adapter(
     recognise=recognise,
     read=read,
     needs=("images of the tasks' FROM lines", "a network for most builds"),
-    options=("grade", "image"),
+    options=("grade", "image", "packages"),
 )
