@@ -126,7 +126,7 @@ async def _run(folder: Path, model: Model, url: str, kills: int, tasks: int, par
 
 
 def _tool_calls(trajectory: Trajectory) -> list[ToolCall]:
-    return [part for node in trajectory.nodes for part in node.message.content if isinstance(part, ToolCall)]
+    return [part for node in trajectory.nodes for part in node.message.parts if isinstance(part, ToolCall)]
 
 
 def main() -> int:
