@@ -100,7 +100,7 @@ async def run(wanted: list[str], count: int) -> bool:
         for agent in [registry.get(name) for name in wanted] or find_installed(place):
             try:
                 rows = await measure(place, agent, count, sleeps=sleeps)
-            except* (Error, TimeoutError) as errors:
+            except* Error as errors:
                 whole, rows = False, []
                 print(f"{agent.name:15}not measured: {errors.exceptions[0]}")
             for row in rows:
