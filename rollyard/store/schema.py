@@ -23,7 +23,7 @@ from sqlalchemy import (
     event,
 )
 
-HEAD = "0010"  # the newest migration
+HEAD = "0011"  # the newest migration
 
 metadata = MetaData()
 
