@@ -1,7 +1,8 @@
 """Density: how many agents wait for a model in one GiB, awake and asleep, and how much later an agent that slept goes on.
 
 Some agents of one kind are held at a model call and measured. Then one is answered, and the time until its next call is taken:
-awake, woken alone, and all woken at once. Asleep needs swap or zram, as root:
+awake, woken alone, and all woken at once. Times are those of a busy machine where it is one; CPU is what the sandbox used until
+that call, which other work changes little: what waking adds is the pages that come back. Asleep needs swap or zram, as root:
 
     echo 3G > /sys/block/zram0/disksize && mkswap /dev/zram0 && swapon /dev/zram0
     python -m bench.density [--agents pi,claude-code] [--count 4]
@@ -24,28 +25,40 @@ from rollyard.runs.doctor_capacity import find_installed, read_zram
 from rollyard.runs.held_agents import hold_agents
 from rollyard.sandbox.local.backend import LocalBackend
 
-GIB = 2**30
+MB = 2**20
 SETTLE_S = 2.0
 
 
 class Row(NamedTuple):
     agent: str
     mode: str
-    per_gib: float
+    mb: float  # of one agent, with what zram holds of it
     next_ms: float  # from the answer to the next call
+    cpu_ms: float  # of the sandbox, meanwhile
+
+    @property
+    def per_gib(self) -> float:
+        return 1024 / self.mb
+
+
+class Answered(NamedTuple):
+    wall_s: float
+    cpu_s: float
 
 
 async def measure(place: LocalBackend, agent: Agent, count: int, *, sleeps: bool) -> list[Row]:
     async with hold_agents(place, agent, count) as (policy, boxes):
         names = list(boxes)
-        await asyncio.sleep(SETTLE_S)
-        awake = sum((await place.memory()).sandboxes.values()) / count
-        for name in names:
-            await policy.answer(name)  # the first command that it runs takes it longer than others
-        known = median([await policy.answer(name) for name in names])
-        rows = [Row(agent.name, "awake", GIB / awake, 1e3 * known)]
-        if not sleeps:
-            return rows
+
+        async def answer(name: str, *, asleep: bool = False) -> Answered:
+            box, clock = boxes[name], asyncio.get_running_loop().time
+            before, began = (await box.usage()).cpu_s, clock()
+            if asleep:
+                assert isinstance(box, Sleeps)
+                await box.wake()
+            await policy.answer(name)
+            took = clock() - began
+            return Answered(took, (await box.usage()).cpu_s - before)
 
         async def put_to_sleep() -> float:
             before = read_zram()
@@ -53,27 +66,29 @@ async def measure(place: LocalBackend, agent: Agent, count: int, *, sleeps: bool
                 assert isinstance(box, Sleeps)
                 await box.put_to_sleep(freeze=agent.freeze_s > 0)
             await asyncio.sleep(SETTLE_S)
-            return (sum((await place.memory()).sandboxes.values()) + read_zram() - before) / count
+            return (sum((await place.memory()).sandboxes.values()) + read_zram() - before) / count / MB
 
-        async def wake(name: str) -> float:
-            box = boxes[name]
-            assert isinstance(box, Sleeps)
-            began = asyncio.get_running_loop().time()
-            await box.wake()
-            return asyncio.get_running_loop().time() - began + await policy.answer(name)
+        def row(mode: str, mb: float, answers: list[Answered]) -> Row:
+            return Row(agent.name, mode, mb, *(1e3 * median(times) for times in zip(*answers, strict=True)))
 
+        await asyncio.sleep(SETTLE_S)
+        awake = sum((await place.memory()).sandboxes.values()) / count / MB
+        for name in names:
+            await policy.answer(name)  # the first command that it runs takes it longer than others
+        rows = [row("awake", awake, [await answer(name) for name in names])]
+        if not sleeps:
+            return rows
         asleep = await put_to_sleep()
-        alone = median([await wake(name) for name in names])
-        rows.append(Row(agent.name, "asleep, woken alone", GIB / asleep, 1e3 * alone))
+        rows.append(row("asleep, woken alone", asleep, [await answer(name, asleep=True) for name in names]))
         await put_to_sleep()  # zram keeps what came back for a while, so how much they take is measured once
-        together = median(await asyncio.gather(*(wake(name) for name in names)))
-        rows.append(Row(agent.name, f"asleep, {count} woken at once", GIB / asleep, 1e3 * together))
+        together = list(await asyncio.gather(*(answer(name, asleep=True) for name in names)))
+        rows.append(row(f"asleep, {count} woken at once", asleep, together))
         return rows
 
 
 async def run(wanted: list[str], count: int) -> bool:
     whole = True
-    print(f"{'agent':16}{'mode':26}{'per GiB':>9}{'next call ms':>14}{'added ms':>10}", flush=True)
+    print(f"{'agent':15}{'mode':25}{'MB':>6}{'per GiB':>8}{'next ms':>8}{'added':>7}{'CPU ms':>7}", flush=True)
     async with LocalBackend() as place:
         sleeps = True
         try:
@@ -85,16 +100,17 @@ async def run(wanted: list[str], count: int) -> bool:
         for agent in [registry.get(name) for name in wanted] or find_installed(place):
             try:
                 rows = await measure(place, agent, count, sleeps=sleeps)
-            except* (Error, TimeoutError) as errors:
+            except* Error as errors:
                 whole, rows = False, []
-                print(f"{agent.name:16}not measured: {errors.exceptions[0]}")
+                print(f"{agent.name:15}not measured: {errors.exceptions[0]}")
             for row in rows:
-                added = row.next_ms - rows[0].next_ms
-                print(f"{row.agent:16}{row.mode:26}{row.per_gib:9.1f}{row.next_ms:14.0f}{added:10.0f}", flush=True)
+                added = f"{row.next_ms - rows[0].next_ms:.0f}" if row is not rows[0] else ""
+                memory = f"{row.mb:6.1f}{row.per_gib:8.1f}"
+                print(f"{row.agent:15}{row.mode:25}{memory}{row.next_ms:8.0f}{added:>7}{row.cpu_ms:7.0f}", flush=True)
             found += rows
     print()
     for row in found:
-        note(f"{row.agent} per GiB, {row.mode}", row.per_gib)
+        note(f"{row.agent} per GiB, {row.mode}", row.per_gib, sense="more")
     return whole
 
 

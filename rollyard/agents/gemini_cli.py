@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rollyard.agents.events import Fields, decode, plain_text
+from rollyard.agents.node_flags import on_layer_node
 from rollyard.core.agent import Addition, Agent, LayerSpec, Mcp, ToolUse
 from rollyard.core.events import AgentEvent
 
@@ -65,7 +66,12 @@ agent = Agent(
         "--output-format=stream-json",
         "--prompt={instruction}",
     ),
-    env={"GEMINI_API_KEY": "{key}", "GOOGLE_GEMINI_BASE_URL": "{root_url}"},
+    env={
+        "GEMINI_API_KEY": "{key}",
+        "GOOGLE_GEMINI_BASE_URL": "{root_url}",
+        # else it starts itself again with a larger heap, and the first process keeps 98 MB until the end
+        "GEMINI_CLI_NO_RELAUNCH": "true",
+    },
     files={
         SETTINGS: {
             "security": {"auth": {"selectedType": "gemini-api-key"}},
@@ -90,5 +96,6 @@ agent = Agent(
     subagent=ToolUse(tool="invoke_agent", args={"agent_name": "generalist", "prompt": "{instruction}"}),
     lingers=True,
     off=("usage statistics", "telemetry", "auto-update", "model router"),
+    command=on_layer_node,
     events=_events,
 )

@@ -7,23 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from rollyard.agents.events import Fields, decode, plain_text
+from rollyard.agents.node_flags import on_layer_node
 from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Resume
 from rollyard.core.events import AgentEvent
 
 MODELS = "{home}/.pi/agent/models.json"
 _PROMPT = "{home}/.pi/agent/rollyard.md"
 _TOOLS = ("read", "bash", "edit", "write")
-# Waiting for a model it keeps a sixth less memory with a young generation of 1 MiB, for a twentieth more CPU to its first call.
-# Given on the command line, since a variable would also reach the programs that it runs.
-_NODE_FLAGS = ("--max-semi-space-size=1",)
 
 
 def _command(launch: Launch, argv: list[str]) -> list[str]:
     """Tools are chosen by naming those that stay. It has no `--`, so words that start like an option or a file reference
-    need something before them. Out of a layer it runs on the layer's node; elsewhere its own first line finds one."""
-    *before, words = argv
-    if launch.prefix:
-        before = [f"{launch.prefix}/bin/node", *_NODE_FLAGS, *before]
+    need something before them."""
+    *before, words = on_layer_node(launch, argv)
     if launch.disabled_tools:
         left = [tool for tool in _TOOLS if tool not in launch.disabled_tools]
         before += ["--tools", ",".join(left)] if left else ["--no-tools"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rollyard.agents.claude_code import stream_json
+from rollyard.agents.node_flags import on_layer_node
 from rollyard.core.agent import Addition, Agent, Launch, LayerSpec, Mcp, ToolUse
 
 SETTINGS = "{home}/.qwen/settings.json"
@@ -25,8 +26,14 @@ _TOOLS = (
 
 
 def _command(launch: Launch, argv: list[str]) -> list[str]:
-    """A prompt that starts with a slash would be taken for a command of its own."""
-    return [*argv[:-1], f"--prompt=\n{launch.instruction}"] if launch.instruction.startswith("/") else argv
+    """A prompt that starts with a slash would be taken for a command of its own. `bin/qwen` only starts this script in a second
+    process, with that flag."""
+    if launch.instruction.startswith("/"):
+        argv = [*argv[:-1], f"--prompt=\n{launch.instruction}"]
+    if not launch.prefix:
+        return argv
+    script = f"{launch.prefix}/lib/node_modules/@qwen-code/qwen-code/cli.js"
+    return on_layer_node(launch, [script, *argv[1:]], "--expose-gc")
 
 
 def _wire(auth: str, variables: dict[str, str]) -> Addition:

@@ -75,14 +75,14 @@ def doctor(
 
 
 def _print_capacity(agents: Sequence[str], json: bool) -> None:
-    from rollyard.cli.printing import print_json, print_table
+    from rollyard.cli.printing import print_json, print_table, print_text
     from rollyard.runs.doctor_capacity import examine_capacity
 
     found = anyio.run(examine_capacity, agents)
     if json:
         print_json(found)
     else:
-        typer.echo(
+        print_text(
             f"memory {found.total_mb} MB, available {found.available_mb} MB, of which {found.head_room_mb} MB stay free; "
             f"swap {found.swap_mb} MB"
         )
@@ -100,7 +100,7 @@ def _print_capacity(agents: Sequence[str], json: bool) -> None:
         ]
         print_table(header, rows)
         if found.no_sleep:
-            typer.echo(f"asleep: not measured. {found.no_sleep}")
+            print_text(f"asleep: not measured. {found.no_sleep}")
     failed = [row.awake is None for row in found.agents]
     if any(failed) if agents else all(failed):  # an agent that only runs with tools of a task says so, and is no fault
         raise typer.Exit(3)

@@ -15,7 +15,8 @@ AttemptState = Literal["owed", "leased", "done", "failed", "cancelled"]
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`tries` counts claims; `state` is `done` once a rollout was committed, `failed` when its retries are used up,
-    `cancelled` when whoever asked for it does not want it any more."""
+    `cancelled` when whoever asked for it does not want it any more. `image` names what a machine has to fetch or build for it
+    (empty: nothing), `gpus` how many it has to have."""
 
     id: str
     run_id: str
@@ -28,6 +29,8 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     state: AttemptState = "owed"
     tries: int = 0
     rollout_id: str | None = None
+    image: str = ""
+    gpus: int = 0
 
 
 class Lease(msgspec.Struct, frozen=True, kw_only=True):

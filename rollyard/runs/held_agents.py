@@ -54,9 +54,11 @@ class HoldingPolicy:
         began = time.monotonic()
         for answered in self._held.pop(rollout_id):
             answered.set()
-        with anyio.fail_after(_NEXT_S):
+        with anyio.move_on_after(_NEXT_S) as scope:
             while rollout_id not in self._held:
                 await self._changed.wait()
+        if scope.cancelled_caught:
+            raise AgentError(f"it made no further model call within {_NEXT_S:g} s of an answer")
         return time.monotonic() - began
 
     async def closed(self, rollout_id: str) -> None:

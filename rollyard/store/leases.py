@@ -5,6 +5,10 @@ afterwards shows that number, so one that was presumed dead and wakes up changes
 
 Workers on many machines share no clock, so on PostgreSQL the server's decides (`moment`), unless the caller brought one.
 `concurrency` and pauses are kept here rather than in a worker: they bound a policy over all machines together.
+
+A worker that says which images its machine has is given attempts that need them first, and of the others rather those that no
+other worker is at, so that an image goes to few machines. That is a preference within the next `AHEAD` places: nothing waits
+for ever because something else is at hand.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from rollyard.store.database import Put
 from rollyard.store.runs import as_attempt
 from rollyard.store.schema import attempts, pauses, sessions
 
+AHEAD = 2000  # by how many later attempts one that is owed may be overtaken
 _AT_ONCE = 500  # leases in one statement
 _put_pauses = Put(pauses, ("run_id", "policy", "until"), there="replace")
 
@@ -40,22 +45,44 @@ def claim(
     owner: str,
     ttl_s: float,
     concurrency: Mapping[str, int] | None = None,
+    images: Sequence[str] | None = None,
+    gpus: int | None = None,
 ) -> Lease | None:
     """The first attempt that is owed or, when there is none, one whose lease has run out, with a fencing number nobody had
     before; None if all are out or done. No policy named in `concurrency` gets more than that many at a time, whichever
-    workers claim them."""
+    workers claim them. `images` are those that the worker's machine has, and are preferred; `gpus` is the most that an attempt
+    may need (None: any number)."""
     now = moment(connection, now)
     of_run = and_(
         attempts.c.run_id == run_id, attempts.c.policy.not_in(_find_barred(connection, run_id, now, concurrency or {}))
     )
+    if gpus is not None:
+        of_run = and_(of_run, attempts.c.gpus <= gpus)
     owed = and_(attempts.c.state == "owed", or_(attempts.c.expires_at.is_(None), attempts.c.expires_at <= now))
     run_out = and_(attempts.c.state == "leased", attempts.c.expires_at <= now)
-    for free in (owed, run_out):
+    wanted = [owed, run_out]
+    if images is not None:
+        wanted[:0] = _preferences(connection, run_id, now, and_(of_run, owed), owed, images)
+    for free in wanted:
         query = select(attempts).where(of_run, free).order_by(attempts.c.position).limit(1)
         row = connection.execute(query.with_for_update(skip_locked=True)).mappings().first()
         if row is not None:
             return _take(connection, row, owner, now, ttl_s)
     return None
+
+
+def _preferences(
+    connection: Connection, run_id: str, now: float, to_claim: Any, owed: Any, images: Sequence[str]
+) -> list[Any]:
+    """Of what is owed: what the worker's machine has, then what no worker is at."""
+    query = select(attempts.c.position).where(to_claim).order_by(attempts.c.position).limit(1)
+    first = connection.execute(query).scalar()
+    if first is None:
+        return []
+    near = and_(owed, attempts.c.position <= first + AHEAD)
+    out = attempts.alias()
+    at_work = select(out.c.image).where(out.c.run_id == run_id, out.c.state == "leased", out.c.expires_at > now)
+    return [and_(near, attempts.c.image.in_(["", *images])), and_(near, attempts.c.image.not_in(at_work))]
 
 
 def _take(connection: Connection, row: Mapping[Any, Any], owner: str, now: float, ttl_s: float) -> Lease:

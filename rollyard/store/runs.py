@@ -28,6 +28,8 @@ _ATTEMPT = (
     "state",
     "tries",
     "rollout_id",
+    "image",
+    "gpus",
 )
 _put_attempts = Put(attempts, (*_ATTEMPT, "position", "fence"), there="keep")
 

@@ -133,6 +133,8 @@ attempts = Table(
     Column("owner", String),
     Column("expires_at", Float),
     Column("rollout_id", String),
+    Column("image", String, nullable=False, server_default=""),  # what a machine must fetch or build for it
+    Column("gpus", Integer, nullable=False, server_default="0"),  # that a machine must have
     UniqueConstraint("run_id", "task_id", "agent", "policy", "number", name="attempts_once"),
     Index("attempts_claim", "run_id", "state", "position"),
 )

@@ -28,7 +28,7 @@ from rollyard.core.protocols import Verifier
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import Task
 from rollyard.runs.rollout.plan import Hooks
-from rollyard.runs.run.assignment import Assignment
+from rollyard.runs.run.assignment import Assignment, needed_image
 from rollyard.runs.run.config import POLICY, RunConfig
 from rollyard.runs.run.executor import RunResources, Workers
 from rollyard.runs.run.ray_executor import NAMESPACE, Ray, connect_ray
@@ -171,6 +171,8 @@ class Rollouts:
                 agent=next(iter(self._work.agents)),
                 number=first + place,
                 seed=None if seed is None else seed + place,
+                image=needed_image(task, self._order.config),
+                gpus=task.resources.gpus or 0,
             )
             for place in range(size)
         ]

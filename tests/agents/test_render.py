@@ -239,8 +239,24 @@ def test_an_agent_that_is_already_there_is_found_on_the_path():
     assert agents.render(agents.get("pi"), launch(prefix="")).argv[0] == "pi"
 
 
-def test_pi_out_of_a_layer_runs_on_the_layers_node_with_little_memory_and_its_programs_do_not():
-    rendered = agents.render(agents.get("pi"), launch(prefix="/opt/rollyard/0123"))
-    node, flag, program = rendered.argv[:3]
-    assert (node, program) == ("/opt/rollyard/0123/bin/node", "/opt/rollyard/0123/bin/pi")
-    assert flag == "--max-semi-space-size=1" and "NODE_OPTIONS" not in rendered.env
+@pytest.mark.parametrize(
+    ("name", "program", "flags", "script"),
+    [
+        ("pi", "pi", (), "bin/pi"),
+        ("gemini-cli", "gemini", (), "bin/gemini"),
+        ("qwen-code", "qwen", ("--expose-gc",), "lib/node_modules/@qwen-code/qwen-code/cli.js"),
+    ],
+)
+def test_out_of_a_layer_it_runs_on_the_layers_node_with_little_memory_and_its_programs_do_not(
+    name, program, flags, script
+):
+    prefix = "/opt/rollyard/0123"
+    rendered = agents.render(agents.get(name), launch(prefix=prefix))
+    started = (f"{prefix}/bin/node", *flags, "--max-semi-space-size=1", f"{prefix}/{script}")
+    assert rendered.argv[: len(started)] == started
+    assert "NODE_OPTIONS" not in rendered.env
+    assert agents.render(agents.get(name), launch(prefix="")).argv[0] == program
+
+
+def test_gemini_cli_does_not_start_itself_a_second_time():
+    assert agents.render(agents.get("gemini-cli"), launch()).env["GEMINI_CLI_NO_RELAUNCH"] == "true"

@@ -16,7 +16,7 @@ from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.config import RunConfig
 from rollyard.runs.run.distant_worker import NodeAssignment
 from rollyard.runs.run.ray_executor import read_secrets
-from rollyard.runs.run.shipping import pack_work, unpack_work
+from rollyard.runs.run.shipping import NodeImages, pack_work, unpack_work
 from rollyard.tasks.taskset import Taskset
 
 pytestmark = pytest.mark.anyio
@@ -60,6 +60,10 @@ async def test_tasks_scripts_layers_and_images_are_the_same_on_a_machine_that_ha
         script.unlink()
         arrived = await unpack_work(work, parcels, store, there)
         again = await unpack_work(work, parcels, store, there)
+        node = NodeImages(parcels, store, there)
+        assert node.held == [] and there.catalog.look_up("mine:1") is None  # an image comes when it is needed
+        await node.fetch("mine:1")
+        assert NodeImages(parcels, store, there).held == ["mine:1"]
     assert arrived == again
     found = arrived.tasks[task.id]
     assert found.digest == task.digest and found.source != task.source
@@ -81,7 +85,7 @@ async def test_a_store_of_one_machine_ships_nothing(tmp_path):
     work = Assignment(run_id="run1", config=config, tasks={}, agents={})
     async with ry.Store.open(tmp_path / "runs.db") as store:
         parcels = await pack_work(work, store, ImageStore(tmp_path / "here"))
-        assert (parcels.files, parcels.parts) == ((), ())
+        assert (parcels.files, parcels.parts) == ((), {})
         assert await unpack_work(work, parcels, store, ImageStore(tmp_path / "there")) is work
 
 

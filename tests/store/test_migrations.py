@@ -117,6 +117,7 @@ async def test_rollouts_of_an_older_database_are_listed_with_what_their_bodies_s
     undo += [f"ALTER TABLE plane_owners DROP COLUMN {name}" for name in ("rate", "next_at")]
     undo += ["ALTER TABLE plane_instances DROP COLUMN rollout_id", "ALTER TABLE plane_envs DROP COLUMN owner"]
     undo += [f"DROP TABLE {name}" for name in ("texts", "notes", "jobs")]
+    undo += [f"ALTER TABLE attempts DROP COLUMN {name}" for name in ("image", "gpus")]
     later = ("cached_tokens", "merged_calls", "merged_rows", "call_tokens", "row_tokens", "tree_tokens")
     undo += [f"ALTER TABLE rollouts DROP COLUMN {name}" for name in later]
     async with Store.open(store_url) as store:

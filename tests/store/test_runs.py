@@ -11,7 +11,7 @@ from rollyard.core.lease import Attempt
 from rollyard.core.protocols import SessionRecord
 from rollyard.core.rollout import CommandRecord, Failure, Rollout, StageRecord, Verdict
 from rollyard.core.task import File, Task
-from rollyard.store import Store
+from rollyard.store import Store, leases
 from rollyard.store.values import RolloutQuery
 from rollyard.testing.call_log import commit_all, conversation
 from tests.waiting import Clock
@@ -65,6 +65,43 @@ async def test_attempts_are_handed_out_in_order_and_once(store):
     assert leases[5] is None
     assert {lease.fence for lease in leases[:5]} == {1}
     assert await store.progress("run1") == {"leased": 5}
+
+
+async def owes(store, *needs, **fields):
+    await store.create_run({}, id="run1")
+    new = [
+        Attempt(id=f"a{n}", run_id="run1", task_id=f"t{n}", number=n, image=image, **fields)
+        for n, image in enumerate(needs)
+    ]
+    await store.add_attempts("run1", new)
+
+
+async def claimed(store, *images, **options):
+    lease = await store.claim("run1", owner="w", ttl_s=10, images=list(images), **options)
+    return None if lease is None else lease.attempt.number
+
+
+async def test_a_worker_is_given_first_what_its_machine_has_and_then_all_else(store):
+    await owes(store, "a", "b", "a", "b", "", "b")
+    assert [await claimed(store, "b") for _ in range(7)] == [1, 3, 4, 5, 0, 2, None]
+
+
+async def test_what_no_machine_has_goes_to_one_that_begins_with_it(store):
+    await owes(store, "a", "a", "b", "c", "a")
+    assert [await claimed(store) for _ in range(5)] == [0, 2, 3, 1, 4]
+
+
+async def test_an_attempt_is_overtaken_by_so_many_and_no_more(store):
+    await owes(store, "a", *["b"] * (leases.AHEAD + 1))
+    await store.withdraw([f"a{n}" for n in range(1, leases.AHEAD)])
+    assert [await claimed(store, "b") for _ in range(3)] == [leases.AHEAD, 0, leases.AHEAD + 1]
+
+
+async def test_what_needs_more_gpus_than_a_machine_has_is_left_for_others(store):
+    await owes(store, "", "", gpus=2)
+    assert await claimed(store, gpus=0) is None and await claimed(store, gpus=1) is None
+    assert await claimed(store, gpus=2) == 0
+    assert await claimed(store) == 1  # a worker that has not to leave any
 
 
 async def test_claims_at_the_same_moment_never_give_one_attempt_twice(store):

@@ -46,6 +46,16 @@ def select_tasks(tasks: Iterable[Task], config: RunConfig) -> list[Task]:
     return kept[: config.limit] if config.limit is not None else kept
 
 
+def needed_image(task: Task, config: RunConfig) -> str:
+    """What a machine has to fetch or build before it can do this task, by a name that tasks with the same have in common;
+    empty where there is nothing, or the same for all tasks."""
+    if config.image is not None:
+        return ""
+    if task.image != "host":
+        return task.image
+    return "" if task.build is None else f"build:{task.build}"
+
+
 def owner_name() -> str:
     """Who holds a lease. A later run on the same machine can see that this process is gone."""
     started = _start_time(os.getpid()) or "0"

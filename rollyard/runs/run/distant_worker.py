@@ -20,8 +20,9 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.descriptors import raise_descriptor_limit
 from rollyard.runs.run.policies import open_policies
-from rollyard.runs.run.shipping import Parcels, unpack_work
+from rollyard.runs.run.shipping import NodeImages, Parcels, unpack_work
 from rollyard.runs.run.worker import Worker, WorkerResources
+from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.store import Store
 
 STORE_S = 60.0  # a worker that starts while its store restarts waits for it
@@ -35,6 +36,7 @@ class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
     slots: float  # rollouts at a time
     sharers: int = 1  # workers of the run on the same machine
     parcels: Parcels = Parcels()
+    gpus_apart: bool = False  # some machines of the run have GPUs: what needs some is theirs alone
     secrets: Mapping[str, str] = {}
 
     def __repr__(self) -> str:
@@ -76,7 +78,16 @@ async def work_here(posting: NodeAssignment) -> None:
         answering = await open_policies(stack, work.config, store)
         gate = await stack.enter_async_context(Gate(next(iter(answering.values())), log=store))
         named = answering if work.policies != ("",) else {}
-        means = WorkerResources(store, gate, backend, named, provision, sharers=posting.sharers)
+        means = WorkerResources(
+            store,
+            gate,
+            backend,
+            named,
+            provision,
+            sharers=posting.sharers,
+            images=NodeImages(posting.parcels, store, provision.images) if store.shared else None,
+            gpus=backend.gpus if posting.gpus_apart and isinstance(backend, LocalBackend) else None,
+        )
         await Worker(work, means).run(posting.slots, _ignore)
 
 

@@ -31,6 +31,8 @@ def children_of(config: RunConfig, attempt: Attempt, done: Rollout) -> list[Atte
             policy=attempt.policy,
             number=number,
             seed=None if config.seed is None else config.seed + number,
+            image=attempt.image,
+            gpus=attempt.gpus,
         )
         for number in tree.children_of(attempt.number, config.attempts)
     ]

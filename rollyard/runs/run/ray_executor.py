@@ -90,6 +90,7 @@ class Ray:
             slots=work.config.slots(nodes * self._per_node),
             sharers=self._per_node,
             parcels=await pack_work(work, given.store),
+            gpus_apart=await _off_loop(lambda: _have_gpus(ray)),
             secrets=read_secrets(work.config.key_env),
         )
         crew = _RayWorkers(ray, posting, given, self._per_node, self._detached, marked=self._wanted is not None)
@@ -234,6 +235,17 @@ def choose_nodes(nodes: Iterable[Mapping[str, Any]], *, marked: bool = False) ->
 
 def _live_nodes(ray: Any, *, marked: bool = False) -> list[str]:
     return choose_nodes(ray.nodes(), marked=marked)
+
+
+def have_gpus(nodes: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether one of the nodes that rollouts run on has a GPU, as Ray counts them."""
+    nodes = list(nodes)
+    chosen = set(choose_nodes(nodes))
+    return any(node["NodeID"] in chosen and node.get("Resources", {}).get("GPU", 0) >= 1 for node in nodes)
+
+
+def _have_gpus(ray: Any) -> bool:
+    return have_gpus(ray.nodes())
 
 
 def _request_nodes(ray: Any, count: int) -> None:

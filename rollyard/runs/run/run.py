@@ -30,7 +30,7 @@ from rollyard.runs.display.notebook import EndedCounts
 from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.rollout.stages import nowhere
-from rollyard.runs.run.assignment import Assignment, owner_is_dead, select_tasks
+from rollyard.runs.run.assignment import Assignment, needed_image, owner_is_dead, select_tasks
 from rollyard.runs.run.config import RunConfig
 from rollyard.runs.run.executor import Executor, Local, RunResources
 from rollyard.store import Store
@@ -155,6 +155,8 @@ class Run:
                 policy=policy,
                 number=number,
                 seed=None if self.config.seed is None else self.config.seed + number,
+                image=needed_image(task, self.config),
+                gpus=task.resources.gpus or 0,
             )
             for number in range(self.config.attempts)
             for task in self._work.tasks.values()

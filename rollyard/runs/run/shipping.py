@@ -3,13 +3,15 @@
 A parcel is a directory or file as a tar in pieces; each piece is a body in the store under its digest, so the same task
 folder, agent layer or image is sent once and found ever after, also by a node that joins when the driver is gone. A node
 unpacks a parcel under a name that is its digest, and paths in tasks and policies are changed to where it lies there. Parts of
-the image store (layers, trees of images) keep their place and name, since those are digests already.
+the image store (layers, trees of images) keep their place and name, since those are digests already. Agents' layers and files
+go to every node when its worker starts, an image when the node has its first attempt that needs it (`NodeImages`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +32,7 @@ from rollyard.store import Store
 T = TypeVar("T")
 
 PIECE = 4 << 20
+_LOOK_S = 5.0  # between looks at what other workers of this machine have fetched
 _UNPACK_S = 1800.0
 _PATHS = (
     "source",
@@ -57,11 +60,13 @@ class Parcel(msgspec.Struct, frozen=True):
 
 
 class Parcels(msgspec.Struct, frozen=True, kw_only=True):
-    """`files` are unpacked anywhere; `parts` are pieces of an image store; `layers` and `names` say what those are."""
+    """`files` are unpacked anywhere; `parts` are pieces of an image store by their names there. Of those, `layers` says which
+    agents need, `images` which each image is made of, and `names` the ids of images that tasks call by another name."""
 
     files: tuple[Parcel, ...] = ()
-    parts: tuple[Parcel, ...] = ()
+    parts: Mapping[str, Parcel] = {}
     layers: tuple[tuple[LayerSpec, str], ...] = ()
+    images: Mapping[str, tuple[str, ...]] = {}
     names: Mapping[str, str] = {}
 
 
@@ -71,31 +76,69 @@ async def pack_work(work: Assignment, store: Store, images: ImageStore | None = 
         return Parcels()
     images = images or ImageStore()
     layers = [(a.layer, await images.build_layer(a.layer)) for a in work.agents.values() if a.layer != LayerSpec()]
-    parts, names = _images_of(work, images)
-    parts |= {f"layers/{layer_id}" for _, layer_id in layers}
+    made_of, names = _images_of(work, images)
+    parts = {f"layers/{layer_id}" for _, layer_id in layers}.union(*made_of.values())
     files = [await _pack(Path(root), root, store) for root in _roots(work)]
     return Parcels(
         files=tuple(files),
-        parts=tuple([await _part(images, name, store) for name in sorted(parts)]),
+        parts={name: await _part(images, name, store) for name in sorted(parts)},
         layers=tuple(layers),
+        images=made_of,
         names=names,
     )
 
 
 async def unpack_work(work: Assignment, parcels: Parcels, store: Store, images: ImageStore) -> Assignment:
-    """The same work with its files on this machine."""
-    for part in parcels.parts:
-        await _unpack(part, images.root / part.name, store, images.root)
+    """The same work with its files on this machine; its images come later, each when it is needed."""
     for spec, layer_id in parcels.layers:
+        part = f"layers/{layer_id}"
+        await _unpack(parcels.parts[part], images.root / part, store, images.root)
         images.layers.remember(spec, layer_id)
-    for name, image_id in parcels.names.items():
-        await images.catalog.name(image_id, [name])
     places: dict[str, str] = {}
     for parcel in parcels.files:
         place = images.root / "parcels" / parcel.digest
         await _unpack(parcel, place, store, images.root)
         places[parcel.name] = str(place)
     return _move_work(work, places) if places else work
+
+
+class NodeImages:
+    """The images of a run on this machine, fetched one by one as attempts need them, and those that are here already."""
+
+    def __init__(self, parcels: Parcels, store: Store, images: ImageStore) -> None:
+        self._parcels, self._store, self._images = parcels, store, images
+        self._held: set[str] = set()
+        self._fetched: set[str] = set()
+        self._looked_at = float("-inf")
+
+    @property
+    def held(self) -> list[str]:
+        """What this machine has or fetches, also for another worker on it."""
+        if time.monotonic() - self._looked_at > _LOOK_S:
+            self._looked_at = time.monotonic()
+            self._held |= {
+                name
+                for name, parts in self._parcels.images.items()
+                if all(self._place(part).exists() for part in parts)
+            }
+        return sorted(self._held)
+
+    def expect(self, image: str) -> None:
+        """An attempt that needs it was claimed, so it will be here: fetched, or built."""
+        self._held.add(image)
+
+    async def fetch(self, image: str) -> None:
+        """The image that an attempt runs in. One that did not come with the run is built or found by the backend."""
+        if image in self._fetched:
+            return
+        for part in self._parcels.images.get(image, ()):
+            await _unpack(self._parcels.parts[part], self._place(part), self._store, self._images.root)
+        if (image_id := self._parcels.names.get(image)) is not None:
+            await self._images.catalog.name(image_id, [image])
+        self._fetched.add(image)
+
+    def _place(self, part: str) -> Path:
+        return self._images.root / part
 
 
 # what is to be sent
@@ -128,21 +171,25 @@ def _texts(value: Any) -> list[str]:
     return [text for text in inner if isinstance(text, str) and text.startswith("/")]
 
 
-def _images_of(work: Assignment, images: ImageStore) -> tuple[set[str], dict[str, str]]:
-    """The parts of the image store that the tasks' images are made of, and the names those have."""
-    parts: set[str] = set()
+def _images_of(work: Assignment, images: ImageStore) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
+    """The parts of the image store that each of the tasks' images is made of, and the ids of those that are called by a name."""
+    found: dict[str, tuple[str, ...]] = {}
     names: dict[str, str] = {}
-    for name in {work.config.image or "host", *(task.image for task in work.tasks.values())} - {"host"}:
+    for name in sorted({work.config.image or "host", *(task.image for task in work.tasks.values())} - {"host"}):
         record = images.catalog.look_up(name)
         if record is None:  # a path, or a name that only the nodes know
             continue
-        parts.add(f"images/{record.id}.json")
+        parts: list[str] = []
         for kind, _, which in (ref.partition(":") for ref in (*record.stack, *sum(record.over.values(), ()))):
             if kind in ("tree", "layer"):
-                parts.add(f"{kind}s/{which}")
+                parts.append(f"{kind}s/{which}")
+        found[name] = (
+            *dict.fromkeys(parts),
+            f"images/{record.id}.json",
+        )  # the record last: what it names is there then
         if name != record.id:
             names[name] = record.id
-    return parts, names
+    return found, names
 
 
 async def _part(images: ImageStore, name: str, store: Store) -> Parcel:

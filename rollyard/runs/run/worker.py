@@ -41,6 +41,7 @@ from rollyard.runs.run.assignment import Assignment, owner_name
 from rollyard.runs.run.config import AUTO
 from rollyard.runs.run.grow import children_of, find_point
 from rollyard.runs.run.policy_health import PolicyHealth
+from rollyard.runs.run.shipping import NodeImages
 from rollyard.runs.run.store_retry import insist
 from rollyard.store import Store
 
@@ -64,6 +65,8 @@ class WorkerResources(NamedTuple):
     provision: Provision
     sink: EventSink = nowhere
     sharers: int = 1  # workers of the run on this machine
+    images: NodeImages | None = None  # of a machine that fetches them from the store
+    gpus: int | None = None  # the most that an attempt may need here, where other machines have more
 
 
 class Worker:
@@ -115,7 +118,14 @@ class Worker:
     async def _claim(self) -> Lease | None:
         run_id, ttl_s = self._work.run_id, self._config.lease_s
         bounds = {**self._work.concurrency, **dict.fromkeys(self._health.stopped, 0)}
-        return await self._store.claim(run_id, owner=self._owner, ttl_s=ttl_s, concurrency=bounds)
+        images, gpus = self._means.images, self._means.gpus
+        held = None if images is None else images.held
+        lease = await self._store.claim(
+            run_id, owner=self._owner, ttl_s=ttl_s, concurrency=bounds, images=held, gpus=gpus
+        )
+        if images is not None and lease is not None:
+            images.expect(lease.attempt.image)
+        return lease
 
     async def _nothing_left(self) -> bool:
         if await self._over_budget():
@@ -184,6 +194,8 @@ class Worker:
             hint = "does it use up a node's memory?"
             return refusal(task, plan, means.backend.name, SandboxUnavailable(message, hint=hint))
         await self._clear(attempt)
+        if (images := means.images) is not None:
+            await insist(lambda: images.fetch(config.image or task.image))
 
         async def tell(event: Event) -> None:
             self._told.append((lease, event))

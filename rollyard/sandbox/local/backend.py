@@ -111,10 +111,15 @@ class LocalBackend:
     @property
     def capabilities(self) -> Capabilities:
         found = capabilities(self.level, self.trial, self._ids, self._cgroups, self._limits)
-        found = msgspec.structs.replace(found, gpus=self._namespaced and bool(self._gpus.list()))
+        found = msgspec.structs.replace(found, gpus=self.gpus > 0)
         if self._microvm.always:
             return with_microvm(found)
         return with_gvisor(found) if self._gvisor.always else found
+
+    @property
+    def gpus(self) -> int:
+        """How many a sandbox here may have at most."""
+        return len(self._gpus.list()) if self._namespaced else 0
 
     def _give(self, spec: SandboxSpec) -> Capabilities:
         """What a sandbox of this spec can do; refused where it asks for gVisor or a virtual machine and there is none."""
