@@ -23,7 +23,7 @@ from sqlalchemy import (
     event,
 )
 
-HEAD = "0011"  # the newest migration
+HEAD = "0012"  # the newest migration
 
 metadata = MetaData()
 
