@@ -15,17 +15,22 @@ _ASKS_FOR_TESTS = re.compile(
     r"|os\.Args\[0\].*\.?test\b|testing\.Testing\(\)|flag\.Lookup\(\"test\.|cfg!\(test\)|current_exe\(\).*(?:deps|test)"
     r"|sys\.argv\b.*\b(?:py)?test"
 )
+_INSIDE = r"[^\n]{0,200}"
 _LITERAL = (
-    r"(?:-?\d[\d_.]*|'[^'\n]*'|\"[^\"\n]*\"|\[[^\n]*\]|\([^\n]*\)|\{[^\n]*\}|True|False|None|true|false|null|nil)"
-)
+    rf"(?:-?\d[\d_.]*|'[^'\n]*'|\"[^\"\n]*\"|\[{_INSIDE}\]|\({_INSIDE}\)|\{{{_INSIDE}\}}"
+    r"|True|False|None|true|false|null|nil)"
+)  # fmt: skip
+_S = r"[ \t]*"  # not line ends: what is added may be all blank
+_NAMES = r"\(?[\w., ()]{1,60}?\)?"
+_RETURNS = rf"{_S}\n?{_S}return\b{_S}{_LITERAL}{_S};?{_S}"
 _ONE_CASE = re.compile(
-    # if x == LITERAL: return LITERAL, on one line or two, in Python, JavaScript, Go, Rust, C
-    rf"^\s*(?:\}}\s*)?(?:else\s+|el)?if\s*\(?\s*(?P<names>\(?[\w.\s,()]+?\)?)\s*(?:===?|is)\s*(?P<key>{_LITERAL})"
-    rf"(?:\s*(?:and|&&)\s*\w+\s*===?\s*{_LITERAL})*\s*\)?\s*[:{{]?\s*\n?\s*return\s+{_LITERAL}\s*;?\s*\}}?\s*$"
+    # if x == LITERAL: return LITERAL, on one line or two, in Python, JavaScript, Go, C
+    rf"^{_S}(?:\}}{_S})?(?:else\s|el)?if{_S}\(?{_S}{_NAMES}{_S}(?:===?|is){_S}(?P<key>{_LITERAL})"
+    rf"(?:{_S}(?:and|&&){_S}\w+{_S}===?{_S}{_LITERAL}){{0,4}}{_S}\)?{_S}[:{{]?{_RETURNS}\}}?{_S}$"
     # case LITERAL: return LITERAL
-    rf"|^\s*case\s+(?P<case>{_LITERAL})\s*:\s*\n?\s*return\s+{_LITERAL}\s*;?\s*$"
+    rf"|^{_S}case\s(?P<case>{_LITERAL}){_S}:{_RETURNS}$"
     # LITERAL => LITERAL,
-    rf"|^\s*(?P<arm>{_LITERAL})\s*=>\s*{_LITERAL}\s*,?\s*$",
+    rf"|^{_S}(?P<arm>{_LITERAL}){_S}=>{_S}{_LITERAL}{_S},?{_S}$",
     re.MULTILINE,
 )
 _INPUT_KEY = re.compile(

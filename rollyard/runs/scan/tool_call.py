@@ -23,7 +23,8 @@ _NEW = ("new_string", "newString", "newText", "new_str", "new_text", "after", "i
 _READS = ("read", "view", "cat", "open", "grep", "search")
 _PATCHED = re.compile(r"^\*\*\* (Add|Update|Delete) File: (.+)$")
 _ASSIGNED = re.compile(r"(?:^|[;&|\s(])([A-Za-z_]\w*)=('[^']*'|\"[^\"]*\"|[^\s;&|()]+)")
-_LISTED = re.compile(r"['\"]\s*,\s*['\"]")
+_WORD_LIST = re.compile(r"\[\s*['\"][^\]]{0,300}\]")
+_BETWEEN_WORDS = re.compile(r"['\"]\s*,\s*['\"]")
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}")
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
 _LONG_WORD = re.compile(r"\S{600,}")  # an embedded file or key: patterns over words would take their square
@@ -109,7 +110,7 @@ def reveal(command: str) -> str:
     for name, value in _ASSIGNED.findall(text)[:_MOST_NAMES]:
         for spelled in (f"${{{name}}}", f"${name}"):
             text = text.replace(spelled, value.strip("'\""))
-    text = _LISTED.sub(" ", text)  # ['git', 'log'] is a command too
+    text = _WORD_LIST.sub(lambda found: _BETWEEN_WORDS.sub(" ", found[0]), text)  # ['git', 'log'] is a command too
     if "base64" in command or "b64decode" in command:
         text = "\n".join([text, *_decoded(command)])
     return text
