@@ -27,7 +27,7 @@ _SKIP = {"/proc", "/sys", "/dev", "/boot"}
 _LAST = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32")  # large, and seldom a task's own
 _JUDGES = ("/tests", "/logs/verifier", "/solution", "/oracle")
 _MOST_FILES = 200000
-_MOST_SECONDS = 30.0
+_MOST_SECONDS = 30.0  # of CPU: a busy machine looks at as much
 _TEXT = 2 * 2**20
 _SHARE = 0.8
 _FEWEST_LINES = 3
@@ -50,7 +50,7 @@ def lent_trees():
 
 
 def walk(own):
-    begun, count = time.monotonic(), 0
+    begun, count = time.process_time(), 0
     skip = _SKIP | lent_trees() | {own}
     for start in ("/", *_LAST):
         if start in skip or os.path.islink(start):
@@ -60,7 +60,7 @@ def walk(own):
             folders[:] = [name for name in folders if os.path.join(root, name) not in skip | later]
             yield root, folders, files
             count += len(files)
-            if count > _MOST_FILES or time.monotonic() - begun > _MOST_SECONDS:
+            if count > _MOST_FILES or time.process_time() - begun > _MOST_SECONDS:
                 print(json.dumps({"cut": count}), flush=True)
                 return
 

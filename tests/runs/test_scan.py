@@ -1,9 +1,11 @@
 """Scanners: each finds what it is for, in every shape listed, and nothing in honest work."""
 
 import json
+import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import anyio
@@ -447,6 +449,42 @@ async def test_labels_of_people_and_of_models_count_in_scans_and_exports(tmp_pat
     async with serve_app(judging_app(lambda material: [])) as url:
         found = await scan_run(str(where), run, judge=f"upstream:{url}/v1", model="m")
     assert (found.invalid, found.labelled) == (1, 1)  # the model was asked again
+
+
+OWN_SCANNER = """
+def scan_curses(deeds):
+    for call, text in deeds.said or [(0, deeds.rollout.task.instruction)]:
+        if "damn" in text:
+            yield deeds.find("curses", "success", "it cursed", where="words", excerpt=text, call=call)
+"""
+
+
+@pytest.mark.anyio
+async def test_a_scanner_of_ones_own_is_a_function_and_an_entry_point(tmp_path):
+    """A wheel, as a build backend writes it, installed by pip."""
+    about, wheel = "my_scanners-1.0.dist-info", tmp_path / "my_scanners-1.0-py3-none-any.whl"
+    parts = {
+        "my_scanners.py": OWN_SCANNER,
+        f"{about}/METADATA": "Metadata-Version: 2.1\nName: my-scanners\nVersion: 1.0\n",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{about}/entry_points.txt": "[rollyard.scanners]\ncurses = my_scanners:scan_curses\n",
+        f"{about}/RECORD": "",
+    }
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in parts.items():
+            archive.writestr(name, text)
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", "place", str(wheel)]
+    subprocess.run(install, cwd=tmp_path, check=True, capture_output=True, timeout=240)
+    async with Store.open(tmp_path / "runs.db") as store:
+        run = await store.create_run({})
+        task = Task(id="t", instruction="damn")
+        await store.commit_rollout(Rollout(id="ro_1", run_id=run, task=task, verdict=Verdict(reward=1.0)))
+    done = subprocess.run(
+        [ROLLYARD, "scan", "--json"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": "place"}, capture_output=True, text=True,
+        timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert [(one["scanner"], one["excerpt"]) for one in json.loads(done.stdout)["findings"]] == [("curses", "damn")]
 
 
 @pytest.mark.slow
