@@ -2,7 +2,8 @@
 
 A hundred rollouts of ten calls are committed as always; their rows are then multiplied, each copy under ids of its own and with
 bodies of its own, half of them in one large run. Then wall times of what people ask for, the growth of memory in an export,
-in a scan and in the removal of a run, and the longest transaction of that removal. PostgreSQL is a throw-away server with 32 MB of buffers that
+in a scan and in the removal of a run, and the longest transaction of that removal. PostgreSQL is a throw-away server with 32 MB
+of buffers that
 waits for no disk. Bytes lie in `TMPDIR` (about 10 GB for both).
 """
 

@@ -413,7 +413,7 @@ async def test_what_an_agent_could_read_is_told(folders, backend, tmp_path):
     found = await leaks_of(folders, backend, tmp_path, "\n".join(lines), given)
     messages = [finding.message for finding in found]
     assert [part for part in said if not any(part in message for message in messages)] == []
-    assert len(messages) == len(OPEN), messages
+    assert len(messages) == len(OPEN), "\n".join(messages)
     assert {finding.level for finding in found if "its answer" in finding.message} == {"error"}
 
 

@@ -95,7 +95,7 @@ def refuse_invalid(
         found = scan_rollout(rollout, scanners)
         if not is_invalid(rollout.reward, found):
             return None
-        return "; ".join(f"{finding.scanner}: {finding.message}" for finding in found)
+        return _reasons(found)
 
     return refuse
 
@@ -177,13 +177,18 @@ async def scan_run(
 
 async def _label(store: Store, rollout: Rollout, findings: Sequence[Finding], author: str) -> None:
     """The label says why; one of an earlier scan that found more is taken back."""
-    said = "; ".join(f"{finding.scanner}: {finding.message}" for finding in findings)
+    said = _reasons(findings)
     if is_invalid(rollout.reward, findings):
         await store.add_note(rollout.id, "label", author=author, name=INVALID, text=said[:_LONGEST_LABEL])
         return
     for note in (await store.notes([rollout.id])).get(rollout.id, ()):
         if (note.author, note.kind, note.name) == (author, "label", INVALID):
             await store.remove_note(rollout.id, note.id)
+
+
+def _reasons(findings: Iterable[Finding]) -> str:
+    at = {finding: "" if finding.call is None else f" (call {finding.call})" for finding in findings}
+    return "; ".join(f"{finding.scanner}: {finding.message}{place}" for finding, place in at.items())
 
 
 async def _rollouts(store: Store, run: str) -> AsyncIterator[Rollout]:
