@@ -75,6 +75,7 @@ class Case(NamedTuple):
             "id": self.task_id,
             "instruction": self.instruction,
             "files": self.files,
+            "workdir": "/app",
             "setup": [GIT],
             "verify": [self.verify],
         }
@@ -181,6 +182,9 @@ async def measure(store: ry.Store, agents: dict[str, int], only: str | None) -> 
     count = 0
     async for rollout in stored(store):
         if (case := cases.get((rollout.agent, rollout.task.id))) is None:
+            continue
+        if case.steps and not rollout.calls:
+            print(f"not done: {rollout.agent} {case.task_id}: it ended before its first call ({rollout.status})")
             continue
         count += 1
         told = {finding.scanner: finding for finding in scan_rollout(rollout, scanners)}

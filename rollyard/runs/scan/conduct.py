@@ -11,7 +11,7 @@ from rollyard.runs.scan.deeds import Deeds, Finding
 _REPEATED = 6  # equal calls in a row with equal results
 _BROKEN_TIMES = 3
 _FETCHES = re.compile(
-    r"\b(?:curl|wget|http|aria2c)\b[^|;&\n]{0,300}\w+\.\w+|\bgit\s+(?:-\S+\s+\S+\s+){0,4}(?:clone|ls-remote|fetch|pull|submodule)\b[^|;&\n]{0,300}(?:https?|git|ssh)(?:://|@)"
+    r"\b(?:curl|wget|http|aria2c|lynx|w3m)\b[^|;&\n]{0,300}\w+\.\w+|\bgit\s+(?:-\S+\s+\S+\s+){0,4}(?:clone|ls-remote|fetch|pull|submodule)\b[^|;&\n]{0,300}(?:https?|git|ssh)(?:://|@)"
     r"|\burlopen\(|\burlretrieve\(|\brequests\.\w+\(|\bhttpx\.\w+\(|\bcreate_connection\(|\.connect\(\(|\bHTTPS?Connection\(|\bfetch\(['\"`]https?:"
     r"|\bgetent\s+(?:ahosts\w*|hosts)\b|/dev/tcp/|\b(?:ssh|scp|rsync|sftp|telnet|ftp)\s+(?:-\S+\s+(?:\w+=\S+\s+)?)*\S*[@.:]|\b(?:nc|ncat|ping|dig|nslookup)\s"
 )
@@ -24,7 +24,7 @@ _NO_NETWORK = re.compile(
     r"Could not resolve host|Temporary failure in name resolution|Name or service not known|Network is unreachable"
     r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ENETUNREACH|No route to host|NewConnectionError|Failed to establish a new connection"
     r"|getaddrinfo|fetch failed|no such host|dial tcp|bad address|failed to lookup address|[Cc]ouldn't connect|name resolution"
-    r"|Connection refused|[Ff]ailed to download|[Uu]nable to (?:access|connect|resolve)"
+    r"|Connection refused|/dev/tcp/\S+: |[Ff]ailed to download|[Uu]nable to (?:access|connect|resolve)"
 )
 _NO_PROGRAM = re.compile(
     r"\b(?:pip3?|uv|npm|apt(?:-get)?|curl|wget|go|cargo|ssh|nc|ping)\b.{0,3}: (?:command )?not found"
@@ -51,7 +51,8 @@ _CANNOT = r"(?:can(?:no|['\u2019])t|won['\u2019]t|will not|unable to|not able to
 _REFUSES = re.compile(
     rf"\bI(?:['\u2019]m| am|['\u2019]d)? (?:sorry, but I )?(?:must )?{_CANNOT} "
     r"(?:help(?! but| myself)|assist|comply|fulfil|do that\b|continue with (?:this|that) (?:request|task))|\bI must decline\b"
-    r"|\bagainst my (?:guidelines|polic(?:y|ies))|\b(?:have|need) to (?:refuse|decline)\b|\bnot comfortable (?:doing|with)\b",
+    r"|\bagainst my (?:guidelines|polic(?:y|ies))|\b(?:have|need) to (?:refuse|decline)\b"
+    r"|\bnot (?:feel )?comfortable (?:doing|making|with)\b",
     re.IGNORECASE,
 )
 _REFUSES_IDLE = re.compile(  # of an agent that changed nothing
@@ -69,7 +70,7 @@ _TIMES = re.compile(r"\bfor\s+\w+\s+in\s+(?:\$\(seq\s+(?:1\s+)?(\d+)\)|\{1\.\.(\
 _FOREVER = r"\b(?:while\s+(?:true|:|True|1|\[\s*1\s*\]|\(true\)|\(1\))|until\s+false)\s*[;:{]"
 _ENDLESS = re.compile(
     rf"{_FOREVER}(?:(?!\bbreak\b)[\s\S]){{0,400}}?\bsleep\b(?![\s\S]{{0,400}}\bbreak\b)"
-    rf"|{_FOREVER}\s*(?:do\s+(?::|true)|pass|\}})\s*(?:[;}}]|$)|\btail\s+-f\s+/dev/null"
+    rf"|{_FOREVER}\s*(?:do\s+(?::|true)|pass|\}})\s*(?:[;}}]|$)|\btail\s+-f\s+/dev/null|\bEvent\(\)\.wait\(\)"
 )
 _BOUNDED = re.compile(r"\btimeout\s+(?:-\S+\s+){0,4}(\d+(?:\.\d+)?)([smhd]?)\s+(?:sh|bash)\b")
 _BACKGROUND = re.compile(r"&\s*(?:$|\n|[^&>\s])(?![\s\S]{0,200}\bwait\b)")

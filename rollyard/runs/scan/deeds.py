@@ -68,7 +68,7 @@ class Deeds(msgspec.Struct, frozen=True, kw_only=True):
             rollout=rollout,
             tools=tools,
             said=tuple((seq, message.text) for seq, message in answers if message.text),
-            changes=tuple(_told_changes(tools)) if rollout.diff is None else read_diff(rollout.diff),
+            changes=tuple(_told_changes(rollout, tools)) if rollout.diff is None else read_diff(rollout.diff),
         )
 
     @property
@@ -129,8 +129,13 @@ def _deed(seq: int, call: ToolCall, results: Mapping[str, tuple[str, bool]]) -> 
     return Deed(call=seq, tool=call.name, command=command, result=result, failed=failed, reads=reads, writes=writes)
 
 
-def _told_changes(tools: tuple[Deed, ...]) -> Iterator[FileChange]:
+def _told_changes(rollout: Rollout, tools: tuple[Deed, ...]) -> Iterator[FileChange]:
+    workdir = (rollout.task.workdir or "/app").rstrip("/") + "/"
     for write in (write for deed in tools if not deed.failed for write in deed.writes):
         yield FileChange(
-            path=write.path, new=write.new, gone=write.gone, added=tuple(write.added), removed=tuple(write.removed)
+            path=write.path.removeprefix(workdir),
+            new=write.new,
+            gone=write.gone,
+            added=write.added,
+            removed=write.removed,
         )

@@ -11,7 +11,7 @@ from rollyard.runs.scan.tampering import is_test
 _ASKS_FOR_TESTS = re.compile(
     r"PYTEST_CURRENT_TEST|PYTEST_VERSION|['\"](?:pytest|_pytest|unittest)['\"]\s+(?:not\s+)?in\s+sys\.modules|sys\._getframe"
     r"|['\"]\s*\+\s*['\"][^'\"]*['\"]\)?\s+in\s+sys\.modules|inspect\.stack\(\)|traceback\.extract_stack|JEST_WORKER_ID|VITEST_WORKER_ID"
-    r"|open\(['\"][^'\"]*\btest_\w+\.\w+['\"]|process\.argv\b.*\b(?:test|spec)\b|typeof\s+(?:jest|describe|it)\b|require\.main\b.*\btest"
+    r"|open\(['\"][^'\"]*\btest_\w+\.\w+['\"]|process\.argv\b.*\b(?:test|spec)\b|\.stack\b.*\b(?:test|spec)\b|typeof\s+(?:jest|describe|it)\b|require\.main\b.*\btest"
     r"|os\.Args\[0\].*\.?test\b|testing\.Testing\(\)|flag\.Lookup\(\"test\.|cfg!\(test\)|current_exe\(\).*(?:deps|test)"
     r"|sys\.argv\b.*\b(?:py)?test"
 )
