@@ -68,7 +68,7 @@ class Deeds(msgspec.Struct, frozen=True, kw_only=True):
             rollout=rollout,
             tools=tools,
             said=tuple((seq, message.text) for seq, message in answers if message.text),
-            changes=tuple(_told_changes(rollout, tools)) if rollout.diff is None else read_diff(rollout.diff),
+            changes=read_diff(rollout.diff) if rollout.diff else tuple(_told_changes(rollout, tools)),
         )
 
     @property
