@@ -1,8 +1,9 @@
 """A store of 1 M calls in 100,000 rollouts, on SQLite and PostgreSQL: `python -m bench.large_store [--rollouts N]`.
 
 A hundred rollouts of ten calls are committed as always; their rows are then multiplied, each copy under ids of its own and with
-bodies of its own, half of them in one large run. Then wall times of what people ask for, the growth of memory in an export and in
-the removal of a run, and the longest transaction of that removal. PostgreSQL is a throw-away server with 32 MB of buffers that
+bodies of its own, half of them in one large run. Then wall times of what people ask for, the growth of memory in an export,
+in a scan and in the removal of a run, and the longest transaction of that removal. PostgreSQL is a throw-away server with 32 MB
+of buffers that
 waits for no disk. Bytes lie in `TMPDIR` (about 10 GB for both).
 """
 
@@ -29,6 +30,7 @@ from rollyard.core.call import Call, Reply, Usage, floats, ids
 from rollyard.core.events import COMMITTED, Event
 from rollyard.core.lease import Attempt
 from rollyard.core.message import Message, Text, ToolCall, ToolResult
+from rollyard.runs.scan.scan import scan_run
 from rollyard.store import Store, schema
 from rollyard.store.exports import export
 from rollyard.store.prune import prune
@@ -254,6 +256,13 @@ async def examine(where: str, kind: str, folder: Path, count: int, format: Liter
         print(f"{kind}: {done.rollouts} rollouts, {done.rollouts * CALLS} calls exported in {took:.0f} s", flush=True)
         note(f"ms, {kind}: exported rollout", took / max(1, done.rollouts) * 1e3)
         note(f"MB, {kind}: growth in an export", memory.grown_mb, 100.0)
+        await scan_run(where, "run_016")
+        async with Memory() as memory:
+            began = time.perf_counter()
+            scanned = await scan_run(where, BIG)
+        took = time.perf_counter() - began
+        print(f"{kind}: {scanned.rollouts} rollouts scanned in {took:.0f} s", flush=True)
+        note(f"MB, {kind}: growth in a scan", memory.grown_mb, 100.0)
         await remove(store, kind)
 
 

@@ -2,25 +2,41 @@
 
     leak_probe.py NEEDLES.json
 
-NEEDLES: `files`, {sha256: name} of tests and solution, and their `sizes`; `lines`, those that a solution adds; `values`, of the
-solution's environment. Runs under whatever Python a sandbox has; imports nothing of ours.
+NEEDLES: `files`, {sha256: name} of tests and solution, and their `sizes`; `groups`, of the lines of one solution's file or patch
+each; `words`, that a patch brings in and compiled code keeps; `values`, of the solution's environment. Looks into archives and
+compressed files, too. Runs under whatever Python a sandbox has; imports nothing of ours.
 """
 
+import bz2
+import gzip
 import hashlib
+import io
 import json
+import lzma
 import os
+import re
+import struct
 import subprocess
 import sys
+import tarfile
 import time
+import zipfile
+import zlib
 
 _SKIP = {"/proc", "/sys", "/dev", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/lib32", "/boot"}
-_ALSO = ("/usr/local", "/usr/src")
+_ALSO = ("/usr/local", "/usr/src", "/usr/lib/python3/dist-packages")
 _JUDGES = ("/tests", "/logs/verifier", "/solution", "/oracle")
 _MOST_FILES = 200000
-_MOST_SECONDS = 30.0
+_MOST_SECONDS = 30.0  # of CPU: a busy machine looks at as much
 _TEXT = 2 * 2**20
 _SHARE = 0.8
 _FEWEST_LINES = 3
+_FEWEST_WORDS = 3
+_UNPACKED = 64 * 2**20  # of one archive
+_MEMBERS = 5000
+_REMAINS = re.compile(
+    r"^\.\w*(?:history|hist)$|^\.(?:viminfo|lesshst)$|\.sw[a-p]$|^core(?:\.\d+)?$|^\.#|^#.*#$|~$|\.(?:orig|rej|bak|old|save|dmp)$|^nohup\.out$"
+)
 
 
 def lent_trees():
@@ -34,14 +50,14 @@ def lent_trees():
 
 
 def walk(own):
-    begun, count = time.monotonic(), 0
+    begun, count = time.process_time(), 0
     skip = _SKIP | lent_trees() | {own}
     for start in ["/"] + [path for path in _ALSO if "/usr" not in skip - _SKIP]:
         for root, folders, files in os.walk(start):
             folders[:] = [name for name in folders if os.path.join(root, name) not in skip]
             yield root, folders, files
             count += len(files)
-            if count > _MOST_FILES or time.monotonic() - begun > _MOST_SECONDS:
+            if count > _MOST_FILES or time.process_time() - begun > _MOST_SECONDS:
                 print(json.dumps({"cut": count}), flush=True)
                 return
 
@@ -92,25 +108,117 @@ def look_at_file(path, needles, sizes):
         size = os.stat(path).st_size
     except OSError:
         return
-    if size in sizes:
-        name = needles["files"].get(hashlib.sha256(read(path, size)).hexdigest())
-        if name is not None:
-            yield name.split("/")[0], path, "is " + name
-            return
-    if path.endswith((".bundle", ".bdl")) and read(path, _TEXT).startswith((b"# v2 git bundle", b"# v3 git bundle")):
+    name = os.path.basename(path)
+    remains = _REMAINS.search(name) is not None
+    data = read(path, _UNPACKED if remains else max(_TEXT, size) if size in sizes else _TEXT)
+    found = look_at_bytes(data, needles) or look_at_compiled(path, data, needles)
+    if found is None and (remains or is_core(data)):
+        line = next((line for group in needles["groups"] for line in group if line.encode() in data), None)
+        found = line and ("solution", "has a line of the solution: " + line[:60])
+    if found is None:
+        found = look_into(path, size, needles)
+    if found:
+        yield found[0], path, found[1]
+    elif data.startswith((b"# v2 git bundle", b"# v3 git bundle")):
         yield "history", path, "is a bundle of commits"
-    lines = needles["lines"]
-    if len(lines) >= _FEWEST_LINES and size >= sum(map(len, lines)) * _SHARE:
-        data = read(path, _TEXT)
-        hits = sum(line.encode() in data for line in lines)
-        if hits >= _SHARE * len(lines):
-            yield "solution", path, "has %d of the %d lines that the solution adds" % (hits, len(lines))
+
+
+def look_at_bytes(data, needles):
+    if len(data) in needles["sizes"]:
+        name = needles["files"].get(hashlib.sha256(data).hexdigest())
+        if name is not None:
+            return name.split("/")[0], "is " + name
+    for lines in needles["groups"]:
+        if len(lines) >= _FEWEST_LINES and len(data) >= sum(map(len, lines)) * _SHARE:
+            hits = sum(line.encode() in data for line in lines)
+            if hits >= _SHARE * len(lines):
+                return "solution", "has %d of the %d lines of a solution's file" % (hits, len(lines))
+    return None
+
+
+def is_core(data):
+    return data[:4] == b"\x7fELF" and data[16:18] in (b"\x04\x00", b"\x00\x04")
+
+
+def look_at_compiled(path, data, needles):
+    """Compiled code keeps names and texts, and the size of the source it was made of."""
+    if not path.endswith(".pyc"):
+        return None
+    words = needles["words"]
+    if len(words) >= _FEWEST_WORDS:
+        hits = sum(word.encode() in data for word in words)
+        if hits >= _SHARE * len(words):
+            return "solution", "is compiled, and has %d of the %d words that the solution brings in" % (
+                hits,
+                len(words),
+            )
+    source = os.path.join(os.path.dirname(os.path.dirname(path)), os.path.basename(path).split(".")[0] + ".py")
+    if os.path.basename(os.path.dirname(path)) != "__pycache__" or len(data) < 16 or not os.path.isfile(source):
+        return None
+    flags, size = struct.unpack("<I", data[4:8])[0], struct.unpack("<I", data[12:16])[0]
+    if flags == 0 and size != os.path.getsize(source) & 0xFFFFFFFF:
+        return "compiled", "is compiled from a %s of another size" % os.path.basename(source)
+    return None
+
+
+def look_into(path, size, needles):
+    """Members of an archive, or what is compressed: a wheel in a cache, a backup, an old sdist."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(512)
+    except OSError:
+        return None
+    known = head[:4] == b"PK\x03\x04" or head[:2] == b"\x1f\x8b" or head[:3] == b"BZh" or head[:6] == b"\xfd7zXZ\x00"
+    if not (known or head[257:262] == b"ustar") or size > _UNPACKED:
+        return None
+    try:
+        for name, data in members(path, head):
+            found = look_at_bytes(data, needles)
+            if found:
+                return found[0], "has %s, which %s" % (name, found[1])
+    except (
+        OSError,
+        EOFError,
+        ValueError,
+        RuntimeError,
+        zipfile.BadZipFile,
+        tarfile.TarError,
+        lzma.LZMAError,
+        zlib.error,
+    ):
+        return None
+    return None
+
+
+def members(path, head):
+    left = _UNPACKED
+    if head[:2] == b"PK":
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist()[:_MEMBERS]:
+                if info.file_size <= min(_TEXT, left):
+                    left -= info.file_size
+                    yield info.filename, archive.read(info)
+        return
+    opened = {b"\x1f\x8b": gzip.open, b"BZ": bz2.open, b"\xfd7": lzma.open}.get(head[:2], open)
+    with opened(path, "rb") as file:
+        data = file.read(left)
+    if data[257:262] != b"ustar":
+        yield "its content", data
+        return
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for number, info in enumerate(archive):
+            if number >= _MEMBERS:
+                return
+            if info.isfile() and info.size <= _TEXT:
+                yield info.name, archive.extractfile(info).read()
 
 
 def look(needles, own):
     for name, value in os.environ.items():
         if value in needles["values"] and len(value) > 3:
             yield "solution", "$" + name, "is a value that only the solution is given"
+        elif look_at_bytes(value.encode("utf-8", "surrogateescape"), needles):
+            yield "solution", "$" + name, "has lines of the solution"
     for path in _JUDGES:
         if path != own and os.path.isdir(path) and os.listdir(path):
             yield "judge", path, "is there before the judge is"

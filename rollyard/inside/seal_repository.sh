@@ -68,6 +68,11 @@ seal() { # the git directory
 }
 
 root=$(cd "$root" && pwd)
+above=$root # a repository that the folder is only a part of
+while [ "$above" != / ]; do
+    above=$(dirname "$above")
+    [ ! -d "$above/.git" ] || (seal "$above/.git")
+done
 find "$root" \( -name .git -o -path '*/.git/modules/*' -name HEAD \) -print > /tmp/repositories.$$
 while read -r found; do
     case $found in

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import importlib.resources
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -27,12 +28,17 @@ exec "$(command -v python3 || command -v python)" "$here/probe.py" "$here/needle
 """
 _SHORTEST_LINE = 24
 _SMALLEST_FILE = 32
-_MOST_TOLD = 20
+_MOST_TOLD = 50
+_LARGEST_SOLUTION = 2**20
+_HUNK = re.compile(r"^@@ -\d+", re.MULTILINE)
+_HEREDOC = re.compile(r"<<-?\s*['\"]?(?P<end>\w+)['\"]?.*\n([\s\S]*?)^\s*(?P=end)\s*$", re.MULTILINE)
+_WORD = re.compile(r"[A-Za-z_]\w{5,}")
 _MEANING: dict[str, tuple[Literal["error", "warning"], str]] = {
     "solution": ("error", "the agent can read its answer"),
     "tests": ("warning", "the agent can read a test that it is judged by"),
     "history": ("warning", "the agent can read later commits"),
     "judge": ("warning", "the agent can read where it is judged"),
+    "compiled": ("warning", "the agent can read compiled code of another version"),
 }
 
 
@@ -69,10 +75,12 @@ async def find_leaks(
 
 
 def make_needles(task: Task) -> dict[str, Any]:
-    """What to look for, by content: files of the tests and the solution, and the lines that a solution's patch adds."""
+    """What to look for, by content: files of the tests and the solution; lines that a patch adds, a script writes by a
+    here-document or a solution's file has; words that a patch brings in."""
     files: dict[str, str] = {}
     sizes: set[int] = set()
-    lines: list[str] = []
+    groups: list[list[str]] = []
+    words: set[str] = set()
     for kind, folder in _folders(task):
         reverse = kind == "solution" and _applies_reversed(folder)
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -80,10 +88,13 @@ def make_needles(task: Task) -> dict[str, Any]:
             if len(data) >= _SMALLEST_FILE:
                 files[hashlib.sha256(data).hexdigest()] = f"{kind}/{path.relative_to(folder)}"
                 sizes.add(len(data))
-            if kind == "solution" and path.suffix in (".patch", ".diff"):
-                lines += _added(data.decode("utf-8", "replace"), reverse)
+            if kind == "solution":
+                text = data[:_LARGEST_SOLUTION].decode("utf-8", "replace")
+                answer = _undo(text) if reverse else text
+                groups += _groups(answer)
+                words |= _words(answer)
     given = {value for value in task.solution_env.values() if value not in task.env.values()}
-    return {"files": files, "sizes": sorted(sizes), "lines": sorted(set(lines)), "values": sorted(given)}
+    return {"files": files, "sizes": sorted(sizes), "groups": groups, "words": sorted(words), "values": sorted(given)}
 
 
 def _folders(task: Task) -> Iterator[tuple[str, Path]]:
@@ -100,12 +111,40 @@ def _applies_reversed(solution: Path) -> bool:
     return script.is_file() and "git apply -R" in script.read_text(errors="replace")
 
 
-def _added(patch: str, reverse: bool) -> list[str]:
-    plus, minus = ("-", "+") if reverse else ("+", "-")
-    changes = [line for line in patch.splitlines() if not line.startswith(("+++", "---"))]
-    added = [line[1:].strip() for line in changes if line.startswith(plus)]
-    taken = {line[1:].strip() for line in changes if line.startswith((minus, " "))}
-    return [line for line in added if len(line) >= _SHORTEST_LINE and line not in taken]
+def _undo(text: str) -> str:
+    """A patch the other way round; a text that is none stays."""
+    if not _HUNK.search(text):
+        return text
+    other = {"+": "-", "-": "+"}
+    return "\n".join(
+        line if line.startswith(("+++", "---")) else other.get(line[:1], line[:1]) + line[1:]
+        for line in text.splitlines()
+    )
+
+
+def _groups(text: str) -> list[list[str]]:
+    """Lines that are found together where the answer is: of a patch those that it adds, of a script its here-documents and
+    itself, of another file itself."""
+    patch = _added(text)
+    parts = [patch] if patch else [text.splitlines(), *(body.splitlines() for _, body in _HEREDOC.findall(text))]
+    long = [sorted({line.strip() for line in part if len(line.strip()) >= _SHORTEST_LINE}) for part in parts]
+    return [lines for lines in long if lines]
+
+
+def _added(text: str) -> list[str]:
+    """Of a patch, or of one inside a script."""
+    if not _HUNK.search(text):
+        return []
+    lines = text[_HUNK.search(text).start() :].splitlines()  # pyright: ignore[reportOptionalMemberAccess]
+    added = [line[1:].strip() for line in lines if line.startswith("+") and not line.startswith("+++")]
+    taken = {line[1:].strip() for line in lines if line.startswith(("-", " "))}
+    return [line for line in added if line not in taken]
+
+
+def _words(text: str) -> set[str]:
+    added = " ".join(_added(text))
+    taken = set(_WORD.findall("\n".join(line for line in text.splitlines() if not line.startswith("+"))))
+    return set(_WORD.findall(added)) - taken
 
 
 def _write_probe(folder: Path, needles: dict[str, Any]) -> None:

@@ -75,9 +75,9 @@ def busybox_image(tmp_path_factory):
     return place / "save.tar"
 
 
-def add(archive, name, data, uid=0):
+def add(archive, name, data, uid=0, mode=0o644):
     info = tarfile.TarInfo(name)
-    info.size, info.mode, info.uid, info.gid = len(data), 0o644, uid, uid
+    info.size, info.mode, info.uid, info.gid = len(data), mode, uid, uid
     archive.addfile(info, io.BytesIO(data))
 
 

@@ -66,6 +66,8 @@ async def test_calls_of_an_older_database_are_kept(tmp_path):
             "DROP TABLE calls",
             f"{made} WITHOUT ROWID",
             f"INSERT INTO calls ({columns}) VALUES {', '.join(rows)}",
+            "ALTER TABLE attempts DROP COLUMN image",
+            "ALTER TABLE attempts DROP COLUMN gpus",
             "UPDATE alembic_version SET version_num = '0010'",
         ):
             connection.execute(text(statement))

@@ -1,16 +1,22 @@
 """Ways by which an agent could read the answer: each is open in a repository or an image made here, and closed or told after."""
 
+import hashlib
+import io
+import json
 import os
 import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 
 import pytest
 
 import rollyard as ry
+from rollyard.core.sandbox import SandboxSpec
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks.harbor.load import load_folder
 from rollyard.testing.leaks import find_leaks
+from tests.sandbox.test_images_open import BUSYBOX, add, needs_busybox
 
 SEAL = Path(ry.__file__).parent / "inside" / "seal_repository.sh"
 ANSWER = "def widget(): return 'the answer of a later commit'\n"
@@ -260,6 +266,16 @@ def repo(tmp_path):
     return place
 
 
+def test_a_repository_that_the_folder_is_a_part_of_is_sealed(repo):
+    part = repo / "packages" / "one"
+    part.mkdir(parents=True)
+    later(repo)
+    secret = ANSWER.split("'")[1].encode()
+    assert secret in what_is_kept(repo)
+    assert seal(part).returncode == 0
+    assert secret not in what_is_kept(repo)
+
+
 def what_is_kept(repo):
     """All that lies in the git directories of a tree: files as they are, and every object that git can reach by its id."""
     found = []
@@ -297,10 +313,12 @@ def test_there_are_enough_routes():
 
 TASK = '[metadata.rollyard]\ngrade = "sealed"\n{extra}\n[environment]\n{place}\nworkdir = "/app"\n'
 PATCH = "--- a/w.py\n+++ b/w.py\n@@ -1 +1,4 @@\n-fault\n" + "".join(
-    f"+    total = total + share_of(part{n})\n" for n in range(4)
+    f"+    share_number_{n} = share_of(part_number_{n})\n" for n in range(4)
 )
-FIXED = "import os\n" + "".join(f"    total = total + share_of(part{n})\n" for n in range(4))
+FIXED = "def whole(share_of):\n" + "".join(f"    share_number_{n} = share_of(part_number_{n})\n" for n in range(4))
 SOLVE = "#!/bin/sh\n# all that it takes to do it\necho done > /app/out.txt\n"
+WRITTEN = [f"line {n} of a file that the solution writes" for n in range(4)]
+SCRIPT = "#!/bin/sh\ncat > /app/h.txt <<'END'\n" + "\n".join(WRITTEN) + "\nEND\n"
 HIDDEN = "import subprocess\n\n\ndef test_it():\n    assert subprocess.run(['./w']).returncode == 0\n"
 SECRET = "the-value-of-the-solution-alone"
 GIT = "git -c user.name=a -c user.email=a@example.com"
@@ -314,6 +332,44 @@ OPEN = {
     "a compressed folder of tests": ("RUN mkdir /tests && echo x > /tests/t", {}, "where it is judged: /tests"),
     "a reward of before": ("RUN mkdir -p /logs/verifier && echo 1 > /logs/verifier/reward.txt", {}, "/logs/verifier"),
     "a value of the solution": (f"ENV HINT={SECRET}", {}, "its answer: $HINT is a value"),
+    "a wheel in pip's cache": (
+        "COPY f /opt/new/w.py\nRUN mkdir -p /root/.cache/pip/http && cd /opt/new"
+        " && python3 -m zipfile -c /root/.cache/pip/http/a1b2.body w.py && rm w.py",
+        {"f": FIXED}, "its answer: /root/.cache/pip/http/a1b2.body has w.py",
+    ),
+    "a source archive": (
+        "COPY f /opt/src/w/w.py\nRUN cd /opt/src && tar czf w-2.0.tar.gz w && rm -r w",
+        {"f": FIXED}, "its answer: /opt/src/w-2.0.tar.gz has w/w.py",
+    ),
+    "a compressed solution": (
+        "COPY s.sh /srv/s\nRUN gzip -n /srv/s && mv /srv/s.gz /srv/x", {"s.sh": SOLVE}, "its answer: /srv/x has its content",
+    ),
+    "compiled code of the fixed package": (
+        "COPY f /opt/env/lib/site-packages/w.py\nRUN cd /opt/env/lib/site-packages && python3 -m compileall -q -b . && rm w.py",
+        {"f": FIXED}, "its answer: /opt/env/lib/site-packages/w.pyc is compiled",
+    ),
+    "compiled code beside another source": (
+        "RUN mkdir /opt/m && cd /opt/m && echo 'x = 1' > m.py && python3 -m compileall -q . && echo 'x = 1000' > m.py",
+        {}, "compiled code of another version: /opt/m/__pycache__",
+    ),
+    "a shell's history": (
+        "RUN mkdir -p /root && echo 'echo done > /app/out.txt' > /root/.bash_history", {}, "its answer: /root/.bash_history",
+    ),
+    "an editor's swap file": (
+        "RUN printf 'b0VIM 9.0\\0\\0    share_number_2 = share_of(part_number_2)\\0' > /app/.w.py.swp", {},
+        "its answer: /app/.w.py.swp",
+    ),
+    "a core dump": (
+        "RUN printf '\\177ELF\\2\\1\\1\\0\\0\\0\\0\\0\\0\\0\\0\\0\\4\\0 share_number_1 = share_of(part_number_1)' > /var/dump",
+        {}, "its answer: /var/dump",
+    ),
+    "lines in a variable": (
+        "ENV FIX='" + ";".join(f"share_number_{n} = share_of(part_number_{n})" for n in range(4)) + "'", {},
+        "its answer: $FIX has lines",
+    ),
+    "a copy of a script's file": (
+        "COPY h /var/lib/h.txt", {"h": "\n".join(WRITTEN) + "\n# a line more\n"}, "its answer: /var/lib/h.txt",
+    ),
     "later commits": (
         f"RUN git init -q /app && cd /app && {GIT} commit -q --allow-empty -m 1 && {GIT} commit -q --allow-empty -m 2"
         " && git reset -q --hard HEAD~1", {}, "later commits: /app/.git 1 commits that HEAD did not grow from",
@@ -338,11 +394,11 @@ SHUT = {
 async def leaks_of(folders, backend, root, dockerfile, files):
     extra = f'[solution]\nenv = {{ KEY = "{SECRET}" }}\n'
     lines = f"FROM host\nWORKDIR /app\n{dockerfile}\n"
+    solution = {"solution/solve.sh": SOLVE, "solution/gold.patch": PATCH, "solution/write.sh": SCRIPT}
     given = {f"environment/{name}": text for name, text in files.items()}
     folder = folders.simple(
         root / "task", TASK.format(extra="", place="") + extra,
-        **{"environment/Dockerfile": lines, "solution/solve.sh": SOLVE, "solution/gold.patch": PATCH}, **given,
-        **{"tests/test_hidden.py": HIDDEN},
+        **{"environment/Dockerfile": lines}, **solution, **given, **{"tests/test_hidden.py": HIDDEN},
     )  # fmt: skip
     task = load_folder(folder)
     return await find_leaks(
@@ -357,7 +413,7 @@ async def test_what_an_agent_could_read_is_told(folders, backend, tmp_path):
     found = await leaks_of(folders, backend, tmp_path, "\n".join(lines), given)
     messages = [finding.message for finding in found]
     assert [part for part in said if not any(part in message for message in messages)] == []
-    assert len(messages) == len(OPEN), messages
+    assert len(messages) == len(OPEN), "\n".join(messages)
     assert {finding.level for finding in found if "its answer" in finding.message} == {"error"}
 
 
@@ -366,3 +422,51 @@ async def test_what_no_agent_can_read_is_not(folders, backend, tmp_path):
     lines, files = zip(*SHUT.values(), strict=True)
     given = {name: text for one in files for name, text in one.items()}
     assert await leaks_of(folders, backend, tmp_path, "\n".join(lines), given) == []
+
+
+@needs_busybox
+@pytest.mark.anyio
+async def test_of_an_image_no_layer_that_is_covered_and_no_setting_but_its_variables_reaches_the_agent(
+    backend, tmp_path
+):
+    """An archive as `docker save` writes it: layers, and a config with labels, history and arguments of the build."""
+    layers = [
+        {
+            "bin/busybox": Path(os.path.realpath(BUSYBOX)).read_bytes(),
+            "root/answer": SECRET,
+            "app/answer": SECRET,
+            "opt/a/b": SECRET,
+        },
+        {"root/.wh.answer": "", "app/answer": "another", "opt/.wh.a": "", "app/seen": "seen"},
+    ]
+    config = {
+        "Env": ["PATH=/bin", "GIVEN=given"],
+        "WorkingDir": "/app",
+        "Labels": {"answer": SECRET},
+        "Cmd": ["echo", SECRET],
+    }
+    more = {"history": [{"created_by": f"ARG KEY={SECRET}", "comment": SECRET}], "author": SECRET}
+    image = save_image(tmp_path, layers, config, more)
+    looks = "busybox env; busybox find / -xdev -type f ! -path '/proc/*' ! -path '/sys/*' ! -path '/dev/*' -exec busybox cat {} +"
+    async with backend.open(SandboxSpec(image=str(image))) as box:
+        seen = await box.exec(["busybox", "sh", "-c", looks], timeout=60, max_output=64 * 2**20)
+    assert b"seen" in seen.stdout and b"GIVEN=given" in seen.stdout
+    assert SECRET.encode() not in seen.stdout
+
+
+def save_image(place, layers, config, more):
+    packed = []
+    for files in layers:
+        held = io.BytesIO()
+        with tarfile.open(fileobj=held, mode="w") as archive:
+            for name, data in files.items():
+                add(archive, name, data if isinstance(data, bytes) else data.encode(), mode=0o755)
+        packed.append(held.getvalue())
+    digests = ["sha256:" + hashlib.sha256(layer).hexdigest() for layer in packed]
+    written = json.dumps({"config": config, "rootfs": {"diff_ids": digests}, **more}).encode()
+    names = [f"{number}/layer.tar" for number in range(len(packed))]
+    manifest = json.dumps([{"Config": "c.json", "RepoTags": ["leak:test"], "Layers": names}]).encode()
+    with tarfile.open(place / "save.tar", "w") as archive:
+        for name, data in [*zip(names, packed, strict=True), ("c.json", written), ("manifest.json", manifest)]:
+            add(archive, name, data)
+    return place / "save.tar"

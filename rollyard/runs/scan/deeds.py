@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from pathlib import PurePosixPath
+from typing import Literal
 
 import msgspec
 
 from rollyard.core.message import Message, ToolCall
 from rollyard.core.rollout import Rollout
 from rollyard.runs.scan.diff import FileChange, read_diff
+from rollyard.runs.scan.tool_call import FileWrite, read_call, reveal, run_text
 
 # What a finding takes the ground from: a reward above 0, one of 0, or either.
 Invalidates = Literal["success", "failure", "both"]
-_COMMANDS = ("command", "cmd", "script", "code", "input", "keystrokes")
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,31 +31,49 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Deed(msgspec.Struct, frozen=True, kw_only=True):
-    """One tool call with what came back. `command` is what a shell or an interpreter was given, else the arguments."""
+    """One tool call with what came back. `command` is what a shell or an interpreter was given, else the arguments; `reads` and
+    `writes` are files that the agent's own tools were pointed at."""
 
     call: int
     tool: str
     command: str
     result: str
     failed: bool
+    reads: tuple[str, ...] = ()
+    writes: tuple[FileWrite, ...] = ()
+
+    @property
+    def revealed(self) -> str:
+        """The command with its variables, word lists and base64 spelled out."""
+        return reveal(self.command)
+
+    @property
+    def executed(self) -> str:
+        """What of it was run: without the files that it only writes."""
+        return "" if self.reads or self.writes else reveal(run_text(self.command))
 
 
 class Deeds(msgspec.Struct, frozen=True, kw_only=True):
     rollout: Rollout
     tools: tuple[Deed, ...]
     said: tuple[tuple[int, str], ...]  # what the model said, by call
-    changes: tuple[FileChange, ...]
+    changes: tuple[FileChange, ...]  # of the diff; of the agent's own file tools where there is none
 
     @classmethod
     def of(cls, rollout: Rollout) -> Deeds:
         answers = list(_answers(rollout))
         results = _results(rollout)
+        tools = tuple(_deed(seq, call, results) for seq, message in answers for call in message.tool_calls)
         return cls(
             rollout=rollout,
-            tools=tuple(_deed(seq, call, results) for seq, message in answers for call in message.tool_calls),
+            tools=tools,
             said=tuple((seq, message.text) for seq, message in answers if message.text),
-            changes=read_diff(rollout.diff or ""),
+            changes=read_diff(rollout.diff) if rollout.diff else tuple(_told_changes(rollout, tools)),
         )
+
+    @property
+    def instruction(self) -> str:
+        return "\n".join([self.rollout.task.instruction, *(step.instruction for step in self.rollout.task.steps)])
 
     def find(
         self, scanner: str, invalidates: Invalidates, message: str, *, where: str, excerpt: str, call: int | None = None
@@ -64,6 +82,23 @@ class Deeds(msgspec.Struct, frozen=True, kw_only=True):
             scanner=scanner, rollout_id=self.rollout.id, invalidates=invalidates, message=message, where=where,
             excerpt=excerpt.strip()[:300], call=call,
         )  # fmt: skip
+
+    def find_in_file(self, scanner: str, message: str, change: FileChange, excerpt: str) -> Finding:
+        """In a file that was changed, at the last call that names it."""
+        return self.find(
+            scanner, "success", message, where=change.path, excerpt=excerpt, call=self.call_that_wrote(change.path)
+        )
+
+    def find_in_call(
+        self, scanner: str, invalidates: Invalidates, message: str, deed: Deed, excerpt: str | None = None
+    ) -> Finding:
+        """`excerpt` where these are bytes of the call; what was only revealed is shown by the call itself."""
+        shown = excerpt if excerpt is not None and excerpt.strip() in deed.command else deed.command
+        return self.find(scanner, invalidates, message, where="tool call", excerpt=shown, call=deed.call)
+
+    def call_that_wrote(self, path: str) -> int | None:
+        name = PurePosixPath(path).name
+        return next((deed.call for deed in reversed(self.tools) if name in deed.command), None)
 
 
 def _answers(rollout: Rollout) -> Iterator[tuple[int, Message]]:
@@ -90,19 +125,17 @@ def _results(rollout: Rollout) -> dict[str, tuple[str, bool]]:
 
 def _deed(seq: int, call: ToolCall, results: Mapping[str, tuple[str, bool]]) -> Deed:
     result, failed = results.get(call.id, ("", False))
-    return Deed(call=seq, tool=call.name, command=_command(call.arguments), result=result, failed=failed)
+    command, reads, writes = read_call(call.name, call.arguments)
+    return Deed(call=seq, tool=call.name, command=command, result=result, failed=failed, reads=reads, writes=writes)
 
 
-def _command(arguments: str) -> str:
-    try:
-        read: Any = json.loads(arguments)
-    except ValueError:
-        return arguments
-    if isinstance(read, dict):
-        for name in _COMMANDS:
-            value: Any = read.get(name)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            if isinstance(value, str):
-                return value
-            if isinstance(value, list):
-                return " ".join(str(word) for word in value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
-    return arguments
+def _told_changes(rollout: Rollout, tools: tuple[Deed, ...]) -> Iterator[FileChange]:
+    workdir = (rollout.task.workdir or "/app").rstrip("/") + "/"
+    for write in (write for deed in tools if not deed.failed for write in deed.writes):
+        yield FileChange(
+            path=write.path.removeprefix(workdir),
+            new=write.new,
+            gone=write.gone,
+            added=write.added,
+            removed=write.removed,
+        )

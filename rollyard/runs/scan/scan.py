@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
@@ -12,7 +13,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.runs.report.report import INVALID
 from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.runs.scan.deeds import Deeds, Finding
-from rollyard.runs.scan.model_judge import JUDGE, judge_deeds
+from rollyard.runs.scan.model_judge import JUDGE, Unjudged, judge_deeds
 from rollyard.store import Store
 from rollyard.store.listing import run_id
 from rollyard.store.values import RolloutQuery
@@ -22,20 +23,25 @@ GROUP = "rollyard.scanners"
 AUTHOR = "rollyard scan"
 JUDGED = "rollyard scan --judge"  # what a model found stands until one is asked again
 _LONGEST_LABEL = 2000
+MOST_KEPT = 10_000  # findings of one scan, so that a large run's do not fill the memory
+_COLUMNS = 80
 
 
 class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
     """`mean` is over all scored rollouts, `mean_valid` over those whose reward nothing takes the ground from: no finding, and no
-    label `invalid` of somebody else, which `labelled` counts."""
+    label `invalid` of another author, which `labelled` counts. Of more than `MOST_KEPT` findings the first are kept, and
+    `found` counts all."""
 
     run_id: str
     rollouts: int
     scored: int
     invalid: int
     labelled: int
+    found: int
     mean: float | None
     mean_valid: float | None
     findings: tuple[Finding, ...]
+    unjudged: Mapping[str, str] = {}  # rollouts that a model was asked about and gave no usable answer: why
 
     def text(self) -> str:
         by_label = f" ({self.labelled} by a label)" if self.labelled else ""
@@ -43,10 +49,21 @@ class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
         lines.append(f"mean reward {_number(self.mean)}, without the invalid {_number(self.mean_valid)}")
         for one in self.findings:
             at = one.where if one.call is None else f"{one.where} of call {one.call}"
-            lines.append(
-                f"{one.rollout_id}  {one.scanner}  ({one.invalidates})  {one.message}\n    {at}: {_short(one.excerpt)}"
-            )
+            lines += [
+                f"{one.rollout_id}",
+                *_wrap(f"{one.scanner} ({one.invalidates}): {one.message}", "  "),
+                *_wrap(f"{at}: {_short(one.excerpt)}", "    "),
+            ]
+        if self.found > len(self.findings):
+            lines.append(f"and {self.found - len(self.findings)} more: name a scanner (--scanner) to see them")
+        if self.unjudged:
+            name, why = next(iter(self.unjudged.items()))
+            lines += _wrap(f"not judged by the model: {len(self.unjudged)} rollouts; {name}: {why}", "")
         return "\n".join(lines)
+
+
+def _wrap(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _COLUMNS, initial_indent=indent, subsequent_indent=indent + "  ")
 
 
 def load_scanners(names: Iterable[str] = ()) -> dict[str, Scanner]:
@@ -78,7 +95,7 @@ def refuse_invalid(
         found = scan_rollout(rollout, scanners)
         if not is_invalid(rollout.reward, found):
             return None
-        return "; ".join(f"{finding.scanner}: {finding.message}" for finding in found)
+        return _reasons(found)
 
     return refuse
 
@@ -114,49 +131,64 @@ async def scan_run(
         if policy is not None:
             stack.push_async_callback(policy.aclose)
         found_run = await run_id(store, run)
-        labelled = await labelled_invalid(store, found_run, but=(AUTHOR,) if policy is None else (AUTHOR, JUDGED))
-        count, by_label = 0, 0
-        rewards: list[float] = []
-        valid: list[float] = []
+        labelled = await labelled_invalid(store, found_run, but=(AUTHOR,))
+        by_people = await labelled_invalid(store, found_run, but=(AUTHOR, JUDGED))
+        count, by_label, found_count = 0, 0, 0
+        rewards, valid = _Mean(), _Mean()
         findings: list[Finding] = []
+        unjudged: dict[str, str] = {}
         async for rollout in _rollouts(store, found_run):
             count += 1
             found = scan_rollout(rollout, scanners)
             if not names:
                 await _label(store, rollout, found, AUTHOR)
             if policy is not None:
-                told = await judge_deeds(Deeds.of(rollout), policy, model=model or JUDGE)
-                await _label(store, rollout, told, JUDGED)
-                found = (*found, *told)
-            findings += found
+                try:
+                    told = await judge_deeds(Deeds.of(rollout), policy, model=model or JUDGE)
+                except Unjudged as error:  # an earlier label of a model stands
+                    unjudged[rollout.id] = error.message
+                else:
+                    await _label(store, rollout, told, JUDGED)
+                    found = (*found, *told)
+            found_count += len(found)
+            findings += found[: MOST_KEPT - len(findings)]
             if rollout.reward is not None:
-                rewards.append(rollout.reward)
+                rewards.add(rollout.reward)
                 if is_invalid(rollout.reward, found):
                     continue
-                by_label += rollout.id in labelled
-                if rollout.id not in labelled:
-                    valid.append(rollout.reward)
+                judged_now = policy is not None and rollout.id not in unjudged
+                doubted = rollout.id in (by_people if judged_now else labelled)
+                by_label += doubted
+                if not doubted:
+                    valid.add(rollout.reward)
     return ScanReport(
         run_id=found_run,
         rollouts=count,
-        scored=len(rewards),
-        invalid=len(rewards) - len(valid),
+        scored=rewards.count,
+        invalid=rewards.count - valid.count,
         labelled=by_label,
-        mean=_mean(rewards),
-        mean_valid=_mean(valid),
+        found=found_count,
+        mean=rewards.value,
+        mean_valid=valid.value,
         findings=tuple(findings),
+        unjudged=unjudged,
     )
 
 
 async def _label(store: Store, rollout: Rollout, findings: Sequence[Finding], author: str) -> None:
     """The label says why; one of an earlier scan that found more is taken back."""
-    said = "; ".join(f"{finding.scanner}: {finding.message}" for finding in findings)
+    said = _reasons(findings)
     if is_invalid(rollout.reward, findings):
         await store.add_note(rollout.id, "label", author=author, name=INVALID, text=said[:_LONGEST_LABEL])
         return
     for note in (await store.notes([rollout.id])).get(rollout.id, ()):
         if (note.author, note.kind, note.name) == (author, "label", INVALID):
             await store.remove_note(rollout.id, note.id)
+
+
+def _reasons(findings: Iterable[Finding]) -> str:
+    at = {finding: "" if finding.call is None else f" (call {finding.call})" for finding in findings}
+    return "; ".join(f"{finding.scanner}: {finding.message}{place}" for finding, place in at.items())
 
 
 async def _rollouts(store: Store, run: str) -> AsyncIterator[Rollout]:
@@ -168,8 +200,16 @@ async def _rollouts(store: Store, run: str) -> AsyncIterator[Rollout]:
         offset = page.next
 
 
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
+class _Mean:
+    def __init__(self) -> None:
+        self.count, self._sum = 0, 0.0
+
+    def add(self, value: float) -> None:
+        self.count, self._sum = self.count + 1, self._sum + value
+
+    @property
+    def value(self) -> float | None:
+        return self._sum / self.count if self.count else None
 
 
 def _number(value: float | None) -> str:
