@@ -176,6 +176,10 @@ REMEDIES: Mapping[str, Remedy] = {
         "What answers the model calls failed.",
         "`rollyard doctor --base-url URL` asks the model server; `rollyard run --resume {run}` runs the attempt again.",
     ),
+    "Unjudged": Remedy(
+        "The model that `rollyard scan --judge` asked gave no answer that can be used.",
+        "The message says why. Earlier labels stand; `rollyard scan RUN --judge POLICY` asks again, a larger model answers more often in the asked form.",
+    ),
     "UpstreamError": Remedy(
         "The model server said no; its status and its own words are in the message.",
         "401 or 403: look at `key_env`. 404: look at the model's name and at `/v1` in the URL. 429 or 5xx: fewer at a time "

@@ -12,7 +12,7 @@ PAGE = ROOT / "docs" / "evaluation.md"
 
 
 def test_the_example_evaluation_loads(tmp_path):
-    (text,) = re.findall(r"```toml\n(.*?)```", PAGE.read_text(), flags=re.S)
+    text = next(one for one in re.findall(r"```toml\n(.*?)```", PAGE.read_text(), flags=re.S) if "agents =" in one)
     (tmp_path / "eval.toml").write_text(text.replace("examples/", f"{ROOT}/examples/"))
     config = load(str(tmp_path / "eval.toml"))
     assert config.agents == ("pi", "codex")
