@@ -178,7 +178,8 @@ REMEDIES: Mapping[str, Remedy] = {
     ),
     "Unjudged": Remedy(
         "The model that `rollyard scan --judge` asked gave no answer that can be used.",
-        "The message says why. Earlier labels stand; `rollyard scan RUN --judge POLICY` asks again, a larger model answers more often in the asked form.",
+        "The message says why. Earlier labels stand. Ask again with `rollyard scan RUN --judge POLICY`; a larger model keeps "
+        "to the asked form more often.",
     ),
     "UpstreamError": Remedy(
         "The model server said no; its status and its own words are in the message.",
