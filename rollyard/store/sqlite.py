@@ -18,6 +18,7 @@ import asyncio
 import math
 import sqlite3
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from itertools import groupby
@@ -41,6 +42,7 @@ BACKUP_S = 3600.0
 READERS = 4
 GROUP = 512  # the most functions in one transaction
 GATHER_S = 0.004  # under load: a few milliseconds of waiting for half the cost
+SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.00005, 0.001  # between two tries for the lock that another process has
 BUSY_S = 0.02  # batches that follow each other faster than this are load
 
 
@@ -228,7 +230,7 @@ def _together(connection: Connection, works: list[Work[Any]], where: str) -> lis
 
 def _transaction(connection: Connection, works: list[Work[Any]]) -> list[Any]:
     driver: Any = connection.connection.driver_connection
-    driver.execute("BEGIN IMMEDIATE")
+    _begin(driver)
     try:
         results = _run_works(connection, works)
     except BaseException:  # whatever it was, nothing of the batch is kept
@@ -240,6 +242,22 @@ def _transaction(connection: Connection, works: list[Work[Any]]) -> list[Any]:
     if driver.in_transaction:
         driver.execute("COMMIT")
     return results
+
+
+def _begin(driver: sqlite3.Connection) -> None:
+    """SQLite's own waiting for the lock sleeps for up to 100 ms at a time, a hundred times as long as a transaction takes:
+    processes that write to one file would wait for each other most of the time."""
+    until, pause = time.monotonic() + sqlite_file.BUSY_MS / 1000, SHORTEST_PAUSE_S
+    while True:
+        try:
+            driver.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                raise
+        else:
+            return
+        time.sleep(pause)
+        pause = min(1.5 * pause, LONGEST_PAUSE_S)
 
 
 def _run_works(connection: Connection, works: list[Work[Any]]) -> list[Any]:
@@ -302,6 +320,7 @@ def _writer_set_up(synchronous: Synchronous) -> Callable[[Any, Any], None]:
             f"busy_timeout={sqlite_file.BUSY_MS}",
             "cache_size=-16000",
             "wal_autocheckpoint=2000",
+            "busy_timeout=0",  # from here on `_begin` waits
         ):
             raw.execute(f"PRAGMA {pragma}").fetchall()
 

@@ -81,6 +81,11 @@ def make_needles(task: Task) -> dict[str, Any]:
     sizes: set[int] = set()
     groups: list[list[str]] = []
     words: set[str] = set()
+    asked = {
+        line.strip()
+        for text in (task.instruction, *(step.instruction for step in task.steps))
+        for line in text.splitlines()
+    }
     for kind, folder in _folders(task):
         reverse = kind == "solution" and _applies_reversed(folder)
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -91,7 +96,7 @@ def make_needles(task: Task) -> dict[str, Any]:
             if kind == "solution":
                 text = data[:_LARGEST_SOLUTION].decode("utf-8", "replace")
                 answer = _undo(text) if reverse else text
-                groups += _groups(answer)
+                groups += _groups(answer, asked)
                 words |= _words(answer)
     given = {value for value in task.solution_env.values() if value not in task.env.values()}
     return {"files": files, "sizes": sorted(sizes), "groups": groups, "words": sorted(words), "values": sorted(given)}
@@ -122,12 +127,12 @@ def _undo(text: str) -> str:
     )
 
 
-def _groups(text: str) -> list[list[str]]:
+def _groups(text: str, asked: set[str]) -> list[list[str]]:
     """Lines that are found together where the answer is: of a patch those that it adds, of a script its here-documents and
-    itself, of another file itself."""
+    itself, of another file itself. What the question says already is no answer."""
     patch = _added(text)
     parts = [patch] if patch else [text.splitlines(), *(body.splitlines() for _, body in _HEREDOC.findall(text))]
-    long = [sorted({line.strip() for line in part if len(line.strip()) >= _SHORTEST_LINE}) for part in parts]
+    long = [sorted({line.strip() for line in part if len(line.strip()) >= _SHORTEST_LINE} - asked) for part in parts]
     return [lines for lines in long if lines]
 
 

@@ -232,3 +232,18 @@ async def test_reading_makes_no_tables_in_a_database_that_has_none(tmp_path):
     with sqlite3.connect(tmp_path / "other.db") as raw:
         assert [row[0] for row in raw.execute("SELECT name FROM sqlite_master")] == ["cookies"]
     raw.close()
+
+
+async def test_a_write_waits_while_another_process_has_the_lock(tmp_path):
+    path = tmp_path / "runs.db"
+    async with Store.open(path) as store:
+        await store.create_run({}, id="first")
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        writing = asyncio.create_task(store.create_run({}, id="second"))
+        await asyncio.wait([writing], timeout=0.05)
+        assert not writing.done()
+        other.execute("COMMIT")
+        other.close()
+        await writing
+        assert (await store.get_run("second")).id == "second"

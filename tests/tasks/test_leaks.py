@@ -13,9 +13,10 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.sandbox import SandboxSpec
+from rollyard.core.task import Task
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks.harbor.load import load_folder
-from rollyard.testing.leaks import find_leaks
+from rollyard.testing.leaks import find_leaks, make_needles
 from tests.sandbox.test_images_open import BUSYBOX, add, needs_busybox
 
 SEAL = Path(ry.__file__).parent / "inside" / "seal_repository.sh"
@@ -470,3 +471,11 @@ def save_image(place, layers, config, more):
         for name, data in [*zip(names, packed, strict=True), ("c.json", written), ("manifest.json", manifest)]:
             add(archive, name, data)
     return place / "save.tar"
+
+
+def test_what_the_question_shows_is_no_answer(tmp_path):
+    """A stub that the agent is to complete stands in the question, in the agent's file and in the solution."""
+    shown = "def how_many_letters(text: str) -> int:"
+    (tmp_path / "solution.py").write_text(f"{shown}\n    return len(set(text.lower()))  # the answer\n")
+    task = Task(id="t", instruction=f"Complete it:\n\n    {shown}\n", solution=str(tmp_path))
+    assert make_needles(task)["groups"] == [["return len(set(text.lower()))  # the answer"]]
