@@ -67,7 +67,7 @@ def cells(result: Result) -> list[Any]:
         orphans,
         f"{result.seconds:.0f}",
         result.cores or "-",
-        f"{result.load:.0f}" if result.cores else "-",
+        f"{result.load:.0f}" if result.load else "-",
     ]
 
 
