@@ -25,7 +25,7 @@ def clean(
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="end all live sandboxes of this user")] = False,
     baked: Annotated[
-        bool, typer.Option("--baked", help="delete the images that were built and baked at the backend's provider")
+        bool, typer.Option("--baked", help="delete the images that were built for tasks, and those baked at a provider")
     ] = False,
     snapshots: Annotated[
         str | None,
@@ -37,7 +37,7 @@ def clean(
     """Remove what dead sandboxes left: processes, cgroups, directories. Live sandboxes are ended only if an option names them."""
     from rollyard.cli.printing import print_json
     from rollyard.core.errors import ConfigError
-    from rollyard.core.protocols import BakesLayers
+    from rollyard.core.protocols import KeepsBuilds
     from rollyard.runs.snapshots import clean_snapshots
     from rollyard.sandbox import backend as make
 
@@ -60,8 +60,10 @@ def clean(
                 return await clean_snapshots(store, snapshots, opened)
             if not baked:
                 return await opened.reap(labels, older_than)
-            if not isinstance(opened, BakesLayers):
-                raise ConfigError(f"the {backend} backend bakes no images", hint="its images are those of its engine")
+            if not isinstance(opened, KeepsBuilds):
+                raise ConfigError(
+                    f"the {backend} backend keeps no images of its own", hint="its images are those of its engine"
+                )
             return await opened.remove_baked()
 
     gone = anyio.run(reap)

@@ -176,7 +176,16 @@ class OwnImages(Protocol):
 
 
 @runtime_checkable
-class BakesLayers(Protocol):
+class KeepsBuilds(Protocol):
+    """A backend that keeps the images that were built for tasks."""
+
+    async def remove_baked(self) -> list[str]:
+        """Delete every image that was built or baked, whoever did it; their names."""
+        ...
+
+
+@runtime_checkable
+class BakesLayers(KeepsBuilds, Protocol):
     """A backend that mounts no layers and keeps an image with one in it instead, made once for all rollouts."""
 
     async def bake_layer(
@@ -188,10 +197,6 @@ class BakesLayers(Protocol):
 
     async def find_baked(self, image: str, layer: str, *, title: str, resources: Resources) -> str | None:
         """What `bake_layer` would give, where it was made before."""
-        ...
-
-    async def remove_baked(self) -> list[str]:
-        """Delete every image that was built or baked, whoever did it; their names."""
         ...
 
 

@@ -165,6 +165,19 @@ class ImageStore:
             return [image]
         return await self.catalog.remove(image)
 
+    async def remove_builds(self) -> list[str]:
+        """Forget what Dockerfiles were built to, unless it has a name, and remove it with all that nothing names now. Nothing
+        may be open."""
+        named = set(self.catalog.names().values())
+        gone: list[str] = []
+        for kept in sorted((self.root / "builds").glob("local-*")):
+            image = kept.read_text()
+            kept.unlink(missing_ok=True)
+            if image not in named and self.catalog.load(image) is not None:
+                gone += await self.catalog.remove(image)
+        await self.sweep(unused_s=0.0)
+        return gone
+
     async def sweep(self, *, unused_s: float = KEEP_UNUSED_S) -> list[str]:
         """Remove trees that no image names and that were not opened for `unused_s`; and what died while it was built."""
         async with hold_lock_async(self.root / "locks" / "import", IMPORT_TIMEOUT_S):

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 import rollyard as ry
+from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.images.build import build
+from rollyard.images.build_types import FileCache
 from rollyard.sandbox.local.backend import LocalBackend
 
 pytestmark = pytest.mark.anyio
@@ -55,3 +58,28 @@ async def test_a_sandbox_whose_first_process_ended_is_not_listed_though_its_lock
         with entry.open() as held:  # as a blank does that was cloned beside it and has not closed what it inherited
             fcntl.flock(held, fcntl.LOCK_EX)
             assert await backend.list() == []
+
+
+async def test_images_that_were_built_go_and_named_ones_stay(tmp_path):
+    context = tmp_path / "context"
+    context.mkdir()
+    (context / "Dockerfile").write_text("FROM host\nRUN echo built > /built\n")
+    root = tmp_path / "home"
+    async with LocalBackend(root=root) as backend:
+        cache = FileCache(root / "builds")
+        built = await build(str(context), backend, backend.images, cache)
+        box = await backend.open(ry.SandboxSpec(image=built.image))
+        kept = await box.snapshot()
+        with pytest.raises(ConfigError, match="1 sandboxes are open"):
+            await backend.remove_baked()
+        await box.kill()
+        assert await clean(root, "--baked") == [built.image]
+        with pytest.raises(UnknownName):
+            await backend.images.find(built.image)
+        async with backend.open(ry.SandboxSpec(image=kept)) as again:
+            assert (await again.exec(["cat", "/built"], timeout=30)).stdout == b"built\n"
+        rebuilt = await build(str(context), backend, backend.images, cache)
+        await backend.images.catalog.name(rebuilt.image, ["mine"])
+        assert await clean(root, "--baked") == []
+        async with backend.open(ry.SandboxSpec(image="mine")) as again:
+            assert (await again.exec(["cat", "/built"], timeout=30)).stdout == b"built\n"

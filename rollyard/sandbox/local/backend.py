@@ -434,6 +434,14 @@ class LocalBackend:
         found = await asyncio.to_thread(lambda: [entry.info for _, entry in self._journal.live()])
         return [info for info in found if _matches(info, labels)]
 
+    async def remove_baked(self) -> list[str]:
+        if live := await self.list():
+            raise ConfigError(
+                f"{len(live)} sandboxes are open, and one of them may be using what would go",
+                hint="wait for them, or end them: rollyard clean --all",
+            )
+        return await self.images.remove_builds()
+
     async def memory(self) -> MemoryUse:
         """Of this machine, and of the sandboxes that this object opened."""
         pids = {box.id: box.info.pid for box, _ in self._boxes.values() if box.info.pid is not None}
