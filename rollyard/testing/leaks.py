@@ -8,7 +8,7 @@ import importlib.resources
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import anyio
@@ -86,6 +86,7 @@ def make_needles(task: Task) -> dict[str, Any]:
         for text in (task.instruction, *(step.instruction for step in task.steps))
         for line in text.splitlines()
     }
+    given = _given_lines(task)
     for kind, folder in _folders(task):
         reverse = kind == "solution" and _applies_reversed(folder)
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -96,10 +97,23 @@ def make_needles(task: Task) -> dict[str, Any]:
             if kind == "solution":
                 text = data[:_LARGEST_SOLUTION].decode("utf-8", "replace")
                 answer = _undo(text) if reverse else text
-                groups += _groups(answer, asked)
+                groups += _groups(answer, asked | given.get(path.name, set()))
                 words |= _words(answer)
-    given = {value for value in task.solution_env.values() if value not in task.env.values()}
-    return {"files": files, "sizes": sorted(sizes), "groups": groups, "words": sorted(words), "values": sorted(given)}
+    values = {value for value in task.solution_env.values() if value not in task.env.values()}
+    return {"files": files, "sizes": sorted(sizes), "groups": groups, "words": sorted(words), "values": sorted(values)}
+
+
+def _given_lines(task: Task) -> dict[str, set[str]]:
+    """By file name, the lines of what the agent is given: a file with a fault or a gap has most lines of its repair."""
+    lines: dict[str, set[str]] = {}
+    inline = [(PurePosixPath(file.path).name, file.data) for file in task.files if file.data is not None]
+    roots = [Path(root) for root in (task.build, *(file.source for file in task.files)) if root is not None]
+    found = [
+        path for root in roots for path in ([root] if root.is_file() else sorted(root.rglob("*"))) if path.is_file()
+    ]
+    for name, data in (*inline, *((path.name, path.read_bytes()[:_LARGEST_SOLUTION]) for path in found)):
+        lines.setdefault(name, set()).update(line.strip() for line in data.decode("utf-8", "replace").splitlines())
+    return lines
 
 
 def _folders(task: Task) -> Iterator[tuple[str, Path]]:
@@ -127,12 +141,12 @@ def _undo(text: str) -> str:
     )
 
 
-def _groups(text: str, asked: set[str]) -> list[list[str]]:
+def _groups(text: str, shown: set[str]) -> list[list[str]]:
     """Lines that are found together where the answer is: of a patch those that it adds, of a script its here-documents and
-    itself, of another file itself. What the question says already is no answer."""
+    itself, of another file itself. What was `shown` already, by the question or in a file of that name, is no answer."""
     patch = _added(text)
     parts = [patch] if patch else [text.splitlines(), *(body.splitlines() for _, body in _HEREDOC.findall(text))]
-    long = [sorted({line.strip() for line in part if len(line.strip()) >= _SHORTEST_LINE} - asked) for part in parts]
+    long = [sorted({line.strip() for line in part if len(line.strip()) >= _SHORTEST_LINE} - shown) for part in parts]
     return [lines for lines in long if lines]
 
 

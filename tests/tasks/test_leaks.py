@@ -479,3 +479,13 @@ def test_what_the_question_shows_is_no_answer(tmp_path):
     (tmp_path / "solution.py").write_text(f"{shown}\n    return len(set(text.lower()))  # the answer\n")
     task = Task(id="t", instruction=f"Complete it:\n\n    {shown}\n", solution=str(tmp_path))
     assert make_needles(task)["groups"] == [["return len(set(text.lower()))  # the answer"]]
+
+
+def test_a_file_with_a_gap_does_not_hold_its_answer(tmp_path):
+    """The agent's file has most lines of its repair, which has the same name."""
+    same = "".join(f"the_value_of_number_{number} = {number} * {number}\n" for number in range(5))
+    for name, text in (("solution/fix/calc.py", f"{same}the_answer_of_all = 42 + 0\n"), ("environment/calc.py", same)):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(text)
+    task = Task(id="t", instruction="x", solution=str(tmp_path / "solution"), build=str(tmp_path / "environment"))
+    assert make_needles(task)["groups"] == [["the_answer_of_all = 42 + 0"]]

@@ -54,8 +54,8 @@ def write_bug_task(
         },
         tests={f"{SUITE}/{path}": data for path, data in package.tests.items()},
         solution={
-            "solve.sh": f"#!/bin/sh\ncp /solution/repaired.py '{WORKDIR}/{fault.path}'\n",
-            "repaired.py": fault.original,
+            "solve.sh": f"#!/bin/sh\ncp '/solution/repaired/{fault.path}' '{WORKDIR}/{fault.path}'\n",
+            f"repaired/{fault.path}": fault.original,
             "repair.patch": fault.repair,
         },
         environment={
