@@ -146,8 +146,8 @@ async def commits(folder: Path, count: int, callers: int) -> float:
 
 async def floor(folder: Path, count: int) -> float:
     """The rows themselves, encoded before the clock starts."""
-    async with Store.open(folder / "floor.db"):
-        pass
+    async with Store.open(folder / "floor.db") as store:
+        await store.create_run({}, id="floor")  # the first write makes the tables
     added = list(chat_calls(count))
     nodes = [_node_row(a.record.rollout_id, node) for a in added for node in a.nodes]
     calls = [_call_row(a.record) for a in added]

@@ -46,6 +46,11 @@ class Upstream:
         self.process.wait(10)
 
 
+def _heed_interrupts() -> None:
+    """In the background of a shell SIGINT is ignored, and what is ignored stays so in a program that is started there."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Driver:
     """`rollyard run`, in a process that can be killed and started again with `--resume`."""
 
@@ -61,10 +66,9 @@ class Driver:
         if self.address is not None:
             command += ["--executor", "ray", "--ray-address", self.address]
         env = {**os.environ, "ROLLYARD_HOME": self.home, "RAY_USAGE_STATS_ENABLED": "0"}
-        # in the background of a shell SIGINT is ignored, and what is ignored would be ignored there too
-        heard = signal.signal(signal.SIGINT, signal.default_int_handler)
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
-        signal.signal(signal.SIGINT, heard)
+        self.process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=_heed_interrupts
+        )
         for line in self.process.stderr:
             self.lines.append(line)
             if line.startswith("run run_"):
