@@ -153,7 +153,7 @@ class EventRule(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, f
     failed: str | None = None
 
 
-DEFAULT_AGENT = "pi"  # where nobody names one
+DEFAULT_AGENT = "pi"  # where none is named
 
 
 class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -175,7 +175,7 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     mcp: Mcp | None = None
     artifacts: tuple[str, ...] = ()  # globs under {home} or {workdir}
     root: Literal["ok", "refuses", "needs"] = "ok"
-    needs_isolation: Isolation | None = None  # nobody is asked before its commands run: this isolation or stronger
+    needs_isolation: Isolation | None = None  # its commands run without a question: this isolation or stronger
     subagent: ToolUse | None = None  # how its model starts a sub-agent
     resume: Resume | None = None  # how it goes on from its own session; None: it cannot
     freeze_s: float = 0.0  # asleep it has to be frozen, or its memory comes back by itself; for at most so long

@@ -26,7 +26,7 @@ PromptSource = Literal["bridge", "bridged_by_id", "render", "engine"]
 PauseMode = Literal["abort", "wait", "keep"]  # what becomes of answers under way while a model server takes new weights
 
 REPLAYED = "replayed"  # the flaw of an answer that was sampled then, not now
-SAID = "said by the caller"  # the flaw of an answer that somebody wrote in place of the policy's
+SAID = "said by the caller"  # the flaw of an answer that the caller wrote in place of the policy's
 NO_THINKING = '{"enabled":false}'  # as `Sampling.reasoning`
 Ids = array  # array("i"): token ids
 Floats = array  # array("d"): logprobs
@@ -104,7 +104,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     thread: str | None = None
     parent_thread: str | None = None
     raw: bytes = b""
-    raw_digest: bytes = b""  # sha256 of `raw`, set by whoever has computed it already
+    raw_digest: bytes = b""  # sha256 of `raw`, set where it is computed already
     history: tuple[int, int] | None = None  # where in `raw` the list of messages lies, where that is known
     headers: Mapping[str, str] = {}
     received_at: float = 0.0

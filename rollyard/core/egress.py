@@ -20,7 +20,7 @@ Address = IPv4Address | IPv6Address
 WEB_PORTS = (80, 443)
 _LABEL = re.compile(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"\d+|0x[0-9a-f]*")
-# What no rule means by a name: this machine, its neighbours, and addresses that stand for nobody.
+# What no rule means by a name: this machine, its neighbours, and addresses that stand for no host.
 _NOT_PUBLIC = tuple(
     ip_network(text)
     for text in (

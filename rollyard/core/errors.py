@@ -31,7 +31,7 @@
     ├── PolicyError                boundary: policy
     │   ├── UpstreamError          the model server said no; carries its status
     │   │   └── ContextFull        the prompt does not fit into the model's context: the agent's doing
-    │   ├── PolicyClosed           nobody answers any more
+    │   ├── PolicyClosed           the policy takes no more calls
     │   ├── RolloutStale           its answers are of a policy too many versions ago
     │   └── ReplyRefused           a second, late or invalid reply
     ├── VerifierError              boundary: verifier

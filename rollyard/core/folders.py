@@ -1,4 +1,4 @@
-"""Walks over directories that somebody else has filled: look at everything below one, or remove it.
+"""Walks over directories that another program has filled: look at everything below one, or remove it.
 
 A program in a sandbox may leave a thousand directories inside each other, names that make a path longer than the kernel
 takes, links to anywhere, and directories closed to their owner. So a walk here is a loop and not a recursion, goes by
@@ -73,7 +73,7 @@ class _Walk:
             name, parent = self._names.pop(), self._above.pop()
             try:
                 fd = self._parent(parent)
-            except FileNotFoundError:  # somebody has removed that one too
+            except FileNotFoundError:  # another process has removed that one too
                 continue
             os.close(self.here.fd)
             parent.fd, self.here = fd, parent
@@ -174,7 +174,7 @@ def _hold(kept: list[OSError]) -> Generator[None]:
     try:
         yield
     except FileNotFoundError:
-        pass  # somebody else removes it too
+        pass  # another process removes it too
     except OSError as error:
         kept[:] = kept or [error]
 
@@ -191,6 +191,6 @@ def _open_closed(name: str, at: int | None) -> int:
         fd = os.open(name, _DIR, dir_fd=at)
     mode = stat.S_IMODE(os.fstat(fd).st_mode)
     if mode & 0o700 != 0o700:
-        with contextlib.suppress(PermissionError):  # somebody else's; it may be empty
+        with contextlib.suppress(PermissionError):  # it belongs to another user; it may be empty
             os.fchmod(fd, mode | 0o700)
     return fd

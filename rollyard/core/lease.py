@@ -1,6 +1,6 @@
 """An `Attempt` is one cell of a run (task x agent x policy x number); a `Lease` is the expiring, exclusive claim to do it.
 
-The fencing number grows with every claim of the same attempt. Whoever commits must show the current one, so an owner that
+The fencing number grows with every claim of the same attempt. A worker that commits must show the current one, so an owner that
 was presumed dead and wakes up can commit nothing.
 """
 
@@ -15,8 +15,8 @@ AttemptState = Literal["owed", "leased", "done", "failed", "cancelled"]
 
 class Attempt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`tries` counts claims; `state` is `done` once a rollout was committed, `failed` when its retries are used up,
-    `cancelled` when whoever asked for it does not want it any more. `image` names what a machine has to fetch or build for it
-    (empty: nothing), `gpus` how many it has to have."""
+    `cancelled` when its client does not want it any more. `image` names what a machine has to fetch or build for it (empty:
+    nothing), `gpus` how many it has to have."""
 
     id: str
     run_id: str

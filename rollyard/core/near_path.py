@@ -1,4 +1,4 @@
-"""The file that somebody probably meant."""
+"""The file that a mistyped path probably means."""
 
 from __future__ import annotations
 

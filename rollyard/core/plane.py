@@ -100,7 +100,7 @@ class EnvRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 RENEW_S = 3600.0  # how often the sweep renews what is paused
-_KEPT_S = 7 * 86400.0  # how long an engine keeps what nobody renews
+_KEPT_S = 7 * 86400.0  # how long an engine keeps what is not renewed
 
 
 class InstancePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +137,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float
     expires_at: float
     last_seen_at: float
-    settle_by: float  # a step under way at this time was abandoned by whoever took it
+    settle_by: float  # a step under way at this time was abandoned by the server that took it
     env: str | None = None
     run_id: str | None = None
     rollout_id: str | None = None
@@ -223,7 +223,7 @@ class Taking(msgspec.Struct, frozen=True, kw_only=True):
 class PlaneRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What an API keeps beside its instances, found by kind, scope and name on every replica. `data` is JSON. `revision`
     counts changes: a change says which one was seen, so it is also the fencing number of who works on a record. `due_at` is
-    when somebody has to take it up; who claims it moves that on, and again while at work. None: nothing is left to do."""
+    when a server has to take it up; the one that claims it moves that on, and again while at work. None: nothing is left."""
 
     kind: RecordKind
     scope: str

@@ -1,4 +1,4 @@
-"""`Progress`: how work that takes long says how far it is, whoever listens."""
+"""`Progress`: how work that takes long says how far it is, to any listener."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """`done` only grows; `total` is None where nobody knows it; `message` is for people."""
+    """`done` only grows; `total` is None where it is not known; `message` is for people."""
 
     def __call__(self, done: float, total: float | None = None, message: str | None = None) -> Awaitable[None]: ...
 
 
 async def unheard(done: float, total: float | None = None, message: str | None = None) -> None:
-    """Progress that nobody asked to hear of."""
+    """Progress without a listener."""

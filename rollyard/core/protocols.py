@@ -180,7 +180,7 @@ class KeepsBuilds(Protocol):
     """A backend that keeps the images that were built for tasks."""
 
     async def remove_baked(self) -> list[str]:
-        """Delete every image that was built or baked, whoever did it; their names."""
+        """Delete every image that was built or baked, by any process; their names."""
         ...
 
 
@@ -218,7 +218,7 @@ class HasText(Protocol):
 
 @runtime_checkable
 class Checkable(Protocol):
-    """A policy that can say before a run whether its server will answer at all: nobody listens, the key is refused, the model
+    """A policy that can say before a run whether its server will answer at all: no server listens, the key is refused, the model
     is not there. `model` is what agents call it. Raises; a server that is only busy passes."""
 
     async def check(self, model: str) -> None: ...
@@ -310,7 +310,7 @@ class HeldCalls(Protocol):
 
 class SessionRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A gate session as it survives a restart: the key only as a hash. `attempt_id` and `fence` name the claim it works
-    under: once somebody else has that, the log takes nothing more from this session."""
+    under: once another worker has that, the log takes nothing more from this session."""
 
     rollout_id: str
     key_hash: bytes

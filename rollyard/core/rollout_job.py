@@ -1,4 +1,4 @@
-"""A `RolloutJob`: a run that somebody asked a server for, and where it stands. The run itself is in the store under `run_id`."""
+"""A `RolloutJob`: a run that a client asked a server for, and where it stands. The run itself is in the store under `run_id`."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"  #
 
 
 def is_path(image: str) -> bool:
-    """Whether an image is given by a path of the host, as its own user may, and nobody else."""
+    """Whether an image is given by a path of the host, as its own user may, and no other."""
     return image.startswith(("/", "./", "../", "~"))
 
 

@@ -1,8 +1,8 @@
 """Scratch directories that do not outlive their process by long.
 
 `tempfile` removes a directory when its block ends; a process that was killed never gets there, and what it copied out of
-sandboxes would lie about for good. Each directory here names its process by id and start time, and whoever makes the next one
-removes those whose process is gone.
+sandboxes would lie about for good. Each directory here names its process by id and start time, and making the
+next one removes those whose process is gone.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _remove(made: Path) -> None:
 
 
 def _home() -> Path:
-    """This user's place below the system's temporary directory. Somebody else's directory of that name is not used."""
+    """This user's place below the system's temporary directory. Another user's directory of that name is not used."""
     home = Path(tempfile.gettempdir(), f"rollyard-{os.geteuid()}")
     with suppress(FileExistsError):
         home.mkdir(mode=0o700)
@@ -66,7 +66,7 @@ def _sweep(home: Path) -> None:
         pid, _, rest = left.partition("-")
         started = rest.partition("-")[0]
         if pid.isdigit() and started.isdigit() and _start_tick(int(pid)) != int(started):
-            with suppress(OSError):  # nobody's work depends on it
+            with suppress(OSError):  # no work depends on it
                 folders.remove(home / left)
 
 

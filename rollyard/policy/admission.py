@@ -47,7 +47,7 @@ class Admission:
         if await self._may_go(url):
             return
         self._counts["held_queue"] += 1
-        while not await self._may_go(url):  # noqa: ASYNC110 - a server tells nobody when its queue has room
+        while not await self._may_go(url):  # noqa: ASYNC110 - a server sends no word when its queue has room
             await asyncio.sleep(READ_S)
 
     async def again(self, ask: Callable[[], Awaitable[T]]) -> T:

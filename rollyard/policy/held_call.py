@@ -23,7 +23,7 @@ class HeldCall:
         post: Callable[[Reply | Error], None],
     ) -> None:
         self.call = call
-        self.open = True  # guarded by the board
+        self.open = True  # guarded by the table's lock
         self._renderer = renderer
         self._finish = finish
         self._post = post

@@ -1,6 +1,6 @@
-"""The board on which held calls wait, safe from any thread.
+"""`HeldCallTable`: the calls that wait for the trainer, safe from any thread.
 
-One plain lock, held for a few statements, guards everything. Whoever waits leaves a `Ring`: a function that reaches its own
+One plain lock, held for a few statements, guards everything. A caller that waits leaves a `Wake`: a function that reaches its own
 loop or thread. No future, event or queue of one loop is ever touched from another.
 """
 
@@ -14,17 +14,17 @@ from rollyard.core.errors import PolicyClosed, UpstreamError
 from rollyard.policy.held_call import HeldCall
 
 REMEMBERED = 65536  # closed rollouts whose late waiter still learns that they are over
-Ring = Callable[[], None]
+Wake = Callable[[], None]
 
 
-class Board:
+class HeldCallTable:
     def __init__(self, max_held: int) -> None:
         self.max_held = max_held
         self._lock = threading.Lock()
         self._held: dict[str, HeldCall] = {}
         self._untaken: OrderedDict[str, deque[HeldCall]] = OrderedDict()  # rollouts in the order they are served
         self._over: OrderedDict[str, None] = OrderedDict()
-        self._rings: dict[str | None, set[Ring]] = {}  # None: waits for any rollout
+        self._wakes: dict[str | None, set[Wake]] = {}  # None: waits for any rollout
         self._closed = False
 
     def __len__(self) -> int:
@@ -35,20 +35,20 @@ class Board:
         with self._lock:
             return sum(len(calls) for calls in self._untaken.values())
 
-    def pin(self, held: HeldCall) -> None:
+    def add(self, held: HeldCall) -> None:
         rollout = held.call.rollout_id
         with self._lock:
             if self._closed or rollout in self._over:
-                raise PolicyClosed("nobody answers calls of this rollout any more")
+                raise PolicyClosed("calls of this rollout are not answered any more")
             if len(self._held) >= self.max_held:
                 raise UpstreamError(f"{self.max_held} calls are held already", status=503, retry_after=1.0)
             if held.call.id in self._held:
                 raise PolicyClosed(f"call {held.call.id} is held already")
             self._held[held.call.id] = held
             self._untaken.setdefault(rollout, deque()).append(held)
-            rings = [*self._rings.get(rollout, ()), *self._rings.get(None, ())]
-        for ring in rings:
-            ring()
+            wakes = [*self._wakes.get(rollout, ()), *self._wakes.get(None, ())]
+        for wake in wakes:
+            wake()
 
     def finish(self, held: HeldCall) -> bool:
         """Ends a held call; False when it had ended before."""
@@ -85,20 +85,20 @@ class Board:
     def _is_over(self, rollout: str | None) -> bool:
         return self._closed or (rollout is not None and rollout in self._over)
 
-    def enlist(self, rollout: str | None, ring: Ring) -> bool:
-        """Leaves a ring, unless there is something for its waiter already."""
+    def subscribe(self, rollout: str | None, wake: Wake) -> bool:
+        """Have `wake` called at the next change; False, and nothing, when there is something for its caller already."""
         with self._lock:
             if self._is_over(rollout) or (self._untaken if rollout is None else rollout in self._untaken):
                 return False
-            self._rings.setdefault(rollout, set()).add(ring)
+            self._wakes.setdefault(rollout, set()).add(wake)
             return True
 
-    def leave(self, rollout: str | None, ring: Ring) -> None:
+    def unsubscribe(self, rollout: str | None, wake: Wake) -> None:
         with self._lock:
-            waiting = self._rings.get(rollout, set())
-            waiting.discard(ring)
+            waiting = self._wakes.get(rollout, set())
+            waiting.discard(wake)
             if not waiting:
-                self._rings.pop(rollout, None)
+                self._wakes.pop(rollout, None)
 
     def close(self, rollout: str | None) -> list[HeldCall]:
         """Ends one rollout, or everything; returns the calls that were still held and wakes everyone concerned."""
@@ -106,13 +106,13 @@ class Board:
             if rollout is None:
                 self._closed = True
                 ending = list(self._held.values())
-                rings = [ring for waiting in self._rings.values() for ring in waiting]
+                wakes = [wake for waiting in self._wakes.values() for wake in waiting]
             else:
                 self._over[rollout] = None
                 while len(self._over) > REMEMBERED:
                     self._over.popitem(last=False)
                 ending = [h for h in self._held.values() if h.call.rollout_id == rollout]
-                rings = list(self._rings.get(rollout, ()))
-        for ring in rings:
-            ring()
+                wakes = list(self._wakes.get(rollout, ()))
+        for wake in wakes:
+            wake()
         return ending

@@ -1,7 +1,7 @@
 """The models that a server lists, asked for once.
 
 A list is no must: a server that has none is asked for what was named. One that cannot give its list now (it starts, it is busy,
-nobody answers) is asked again later, and by one call at a time, so that the others never wait for it twice.
+no answer) is asked again later, and by one call at a time, so that the others never wait for it twice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ModelList:
         self._pause_s, self._again_at = again_s, 0.0
 
     async def learn(self) -> None:
-        """Ask, unless it is known. Raises when nobody answers or the key is refused; any other refusal is `trouble`."""
+        """Ask, unless it is known. Raises when no server answers or the key is refused; any other refusal is `trouble`."""
         async with self._asking:
             if not self.known:
                 await self._learn()

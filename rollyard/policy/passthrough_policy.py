@@ -84,7 +84,7 @@ class Through:
         )
 
     async def check(self, model: str) -> None:
-        """Whether somebody listens. Nothing else: how a key is sent, and for which model, is the agent's."""
+        """Whether a server listens. Nothing else: how a key is sent, and for which model, is the agent's."""
         try:
             await self._connection.exchange("GET", join_url(self.url, "/v1/models"), None, {})
         except UpstreamError as error:

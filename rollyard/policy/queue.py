@@ -18,7 +18,7 @@ import msgspec
 from rollyard.core.call import Call, Reply
 from rollyard.core.errors import ConfigError, Error, PolicyClosed, ReplyRefused, UpstreamError
 from rollyard.policy.held_call import HeldCall
-from rollyard.policy.held_calls import Board
+from rollyard.policy.held_calls import HeldCallTable
 from rollyard.policy.prompts import EditedHistory, Prompts
 from rollyard.policy.renderers.load import load_shown
 from rollyard.policy.renderers.protocol import Renderer, ShowTools, takes_tools
@@ -48,7 +48,7 @@ class Queue:
         self.renderer = load_shown(renderer, tools)
         self.prompts = None if self.renderer is None else Prompts(self.renderer, history=history)
         self.hold_s = hold_s
-        self._board = Board(max_held)
+        self._calls = HeldCallTable(max_held)
 
     @property
     def takes_tools(self) -> bool:
@@ -66,25 +66,25 @@ class Queue:
             call_in(loop, lambda: None if answered.done() else answered.set_result(outcome))
 
         started = time.time()
-        held = HeldCall(call, self.renderer, self._board.finish, post)
-        self._board.pin(held)
+        held = HeldCall(call, self.renderer, self._calls.finish, post)
+        self._calls.add(held)
         try:
             async with asyncio.timeout(self.hold_s):
                 outcome = await answered
         except TimeoutError:
-            raise UpstreamError(f"nobody answered within {self.hold_s:g} s", status=504) from None
+            raise UpstreamError(f"the trainer did not answer within {self.hold_s:g} s", status=504) from None
         finally:
-            self._board.finish(held)
+            self._calls.finish(held)
         if isinstance(outcome, Error):
             raise outcome
         return msgspec.structs.replace(outcome, started_at=outcome.started_at or started)
 
     async def closed(self, rollout_id: str) -> None:
-        """The agent has exited: its held calls end, and whoever waits for its next one gets None."""
-        self._end(self._board.close(rollout_id))
+        """The agent has exited: its held calls end, and a caller that waits for its next one gets None."""
+        self._end(self._calls.close(rollout_id))
 
     async def aclose(self) -> None:
-        self._end(self._board.close(None))
+        self._end(self._calls.close(None))
 
     def _end(self, ending: list[HeldCall]) -> None:
         for held in ending:
@@ -98,30 +98,30 @@ class Queue:
     @property
     def held(self) -> int:
         """How many calls wait, taken or not."""
-        return len(self._board)
+        return len(self._calls)
 
     def session(self, rollout_id: str) -> QueueSession:
-        return QueueSession(self._board, rollout_id)
+        return QueueSession(self._calls, rollout_id)
 
     async def take(self, max: int = 64, wait: float = 0.01, timeout: float | None = None) -> list[HeldCall]:
         """Held calls of all rollouts, one of each in turn: waits for a first, then `wait` seconds for more. [] once closed;
         TimeoutError when `timeout` seconds pass first."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
-            await wait_async(self._board, None, until)
-            if wait > 0 and 0 < self._board.untaken < max:
+            await wait_async(self._calls, None, until)
+            if wait > 0 and 0 < self._calls.untaken < max:
                 await asyncio.sleep(wait)
-            if (batch := self._board.pop(None, max)) is not None:
+            if (batch := self._calls.pop(None, max)) is not None:
                 return batch
 
     def take_sync(self, max: int = 64, wait: float = 0.01, timeout: float | None = None) -> list[HeldCall]:
         """`take` for a thread without a loop."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
-            wait_blocking(self._board, None, until)
-            if wait > 0 and 0 < self._board.untaken < max:
+            wait_blocking(self._calls, None, until)
+            if wait > 0 and 0 < self._calls.untaken < max:
                 time.sleep(wait)
-            if (batch := self._board.pop(None, max)) is not None:
+            if (batch := self._calls.pop(None, max)) is not None:
                 return batch
 
     async def reply(self, call_id: str, reply: Reply) -> None:
@@ -131,7 +131,7 @@ class Queue:
         self._find(call_id).fail_sync(message, status=status)
 
     def _find(self, call_id: str) -> HeldCall:
-        held = self._board.find(call_id)
+        held = self._calls.find(call_id)
         if held is None:
             raise ReplyRefused(f"no call {call_id} is held")
         return held
@@ -140,22 +140,22 @@ class Queue:
 class QueueSession:
     """The calls of one rollout, in order of arrival."""
 
-    def __init__(self, board: Board, rollout_id: str) -> None:
+    def __init__(self, calls: HeldCallTable, rollout_id: str) -> None:
         self.rollout_id = rollout_id
-        self._board = board
+        self._calls = calls
 
     async def next_request(self, timeout: float | None = None) -> HeldCall | None:
         """The next call; None once the agent has exited; TimeoutError when `timeout` seconds pass first."""
         until = None if timeout is None else time.monotonic() + timeout
-        while (batch := self._board.pop(self.rollout_id, 1)) is None:
-            await wait_async(self._board, self.rollout_id, until)
+        while (batch := self._calls.pop(self.rollout_id, 1)) is None:
+            await wait_async(self._calls, self.rollout_id, until)
         return batch[0] if batch else None
 
     def next_request_sync(self, timeout: float | None = None) -> HeldCall | None:
         """The same for a plain thread; it must not be the one in which the gate's loop runs."""
         until = None if timeout is None else time.monotonic() + timeout
-        while (batch := self._board.pop(self.rollout_id, 1)) is None:
-            wait_blocking(self._board, self.rollout_id, until)
+        while (batch := self._calls.pop(self.rollout_id, 1)) is None:
+            wait_blocking(self._calls, self.rollout_id, until)
         return batch[0] if batch else None
 
     async def deliver(self, held: HeldCall, response: Reply | str | Mapping[str, Any]) -> None:
@@ -171,37 +171,37 @@ class QueueSession:
             held.reply_sync(reply=CODECS["chat"].decode_reply(msgspec.json.encode(response)))
 
 
-async def wait_async(board: Board, rollout: str | None, until: float | None) -> None:
+async def wait_async(calls: HeldCallTable, rollout: str | None, until: float | None) -> None:
     """Sleeps until there is something for this waiter; woken, never polling."""
     loop = asyncio.get_running_loop()
-    rung = asyncio.Event()
+    woken = asyncio.Event()
 
-    def ring() -> None:
-        call_in(loop, rung.set)
+    def wake() -> None:
+        call_in(loop, woken.set)
 
-    if not board.enlist(rollout, ring):
+    if not calls.subscribe(rollout, wake):
         return
     try:
         async with asyncio.timeout(None if until is None else max(0.0, until - time.monotonic())):
-            await rung.wait()
+            await woken.wait()
     finally:
-        board.leave(rollout, ring)
+        calls.unsubscribe(rollout, wake)
 
 
-def wait_blocking(board: Board, rollout: str | None, until: float | None) -> None:
-    rung = threading.Event()
-    ring = rung.set
-    if not board.enlist(rollout, ring):
+def wait_blocking(calls: HeldCallTable, rollout: str | None, until: float | None) -> None:
+    woken = threading.Event()
+    wake = woken.set
+    if not calls.subscribe(rollout, wake):
         return
     try:
-        if not rung.wait(None if until is None else max(0.0, until - time.monotonic())):
+        if not woken.wait(None if until is None else max(0.0, until - time.monotonic())):
             raise TimeoutError("no call in time")
     finally:
-        board.leave(rollout, ring)
+        calls.unsubscribe(rollout, wake)
 
 
 def call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
     try:
         loop.call_soon_threadsafe(function)
     except RuntimeError:
-        return  # that loop is closed: nobody waits there any more
+        return  # that loop is closed: no caller waits there any more

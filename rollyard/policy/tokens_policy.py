@@ -54,7 +54,7 @@ DEFAULT_MAX_TOKENS = 4096  # for an agent that names none; servers would stop at
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 SCALE_OUT = "vLLM also serves /inference/v1/generate when started with --enable-scale-out"
 ABSENT = (403, 404, 405)  # how servers answer for a route that they do not serve; vLLM says 403
-# where nobody chose: the whole distribution, said aloud, since servers have truncating defaults of their own
+# where nothing was chosen: the whole distribution, said aloud, since servers have truncating defaults of their own
 OPEN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
 
 
@@ -242,7 +242,7 @@ class TokensPolicy:
         )
 
     async def check(self, model: str) -> None:
-        """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
+        """Raise what would make every call fail: no server listens, the key is refused, the model is not there."""
         heard = False
         try:
             await self.discover()

@@ -63,7 +63,7 @@ class ShimJob:
         self._killed = False
 
     async def _script(self, script: str, *args: str, timeout: float = STEP_S) -> Exit:
-        """Again when its connection broke, and again when it was killed: whoever ends every program in the sandbox ends
+        """Again when its connection broke, and again when it was killed: a program that ends every other one in the sandbox ends
         the one that looks, too."""
         argv = ["/bin/sh", "-c", script, "rollyard", *args]
         done = await repeat(self._run, argv, timeout=timeout)
@@ -239,7 +239,7 @@ async def so_far(run: Runs, job_id: str, *, most: int, root: str = ROOT) -> tupl
 async def _ask(
     run: Runs, argv: Sequence[str], *, cwd: str, env: Mapping[str, str] | None = None, timeout: float = STEP_S
 ) -> Exit:
-    """Whoever ends every program in the sandbox ends the one that looks, too."""
+    """A program that ends every other one in the sandbox ends the one that looks, too."""
     done = await repeat(run, argv, env=env, cwd=cwd, timeout=timeout)
     for _ in range(_KILLED_LOOKS):
         if done.exit_code not in (None, 128 + signal.SIGKILL, 128 + signal.SIGTERM):

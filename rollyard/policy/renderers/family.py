@@ -94,7 +94,7 @@ class FamilyRenderer:
 
 
 def closing(added: array[int], sampled: list[int], stops: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """A turn that was cut is closed by the bridge: those tokens were nobody's."""
+    """A turn that was cut is closed by the bridge: those tokens were not sampled."""
     if sampled and sampled[-1] in stops:
         return ()
     at = next((n for n, token in enumerate(added) if token in stops), None)

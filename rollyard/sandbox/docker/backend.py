@@ -171,7 +171,7 @@ class DockerBackend:
         reserved = self._gpus.reserve(spec.resources, share=bool(spec.options.get(SHARE)))
         try:
             box = await self._open_with(spec, container.show_gpus(reserved, self._engine.info.get("Runtimes") or {}))
-        except BaseException:  # cancelled too: nobody would release them
+        except BaseException:  # cancelled too: else they would never be released
             reserved.release()
             raise
         box.reserved = reserved
@@ -224,7 +224,7 @@ class DockerBackend:
                 box.use_egress_of(main, spec.names)
             elif spec.network == "allowlist":
                 await box.attach_egress(spec.allowed_hosts, spec.names)
-        except BaseException:  # cancelled too: nobody would close it
+        except BaseException:  # cancelled too: else it would never be closed
             await box.kill()
             raise
         return box

@@ -213,7 +213,7 @@ class DockerSandbox(DockerFiles):
 
 
 async def remove(engine: DockerEngine, found: str) -> bool:
-    """Kill and delete a container; False when there was none, or somebody else is at it."""
+    """Kill and delete a container; False when there was none, or another process is deleting it."""
     try:
         await engine.call("DELETE", f"containers/{found}", params={"force": True, "v": True}, timeout=_KILL_S)
     except EngineRefused as refused:

@@ -221,7 +221,7 @@ class DockerPrograms(ProgramCalls):
 
     async def _code(self, exec_id: str) -> int:
         """The exit code, which the engine may know a moment after the output has ended. An engine ends the output with the
-        program, never before: when it goes on, somebody between has cut the connection. Docker then ends the program with
+        program, never before: when it goes on, something between has cut the connection. Docker then ends the program with
         a 126 of its own."""
         pause, ended, running = 0.005, time.monotonic(), False
         while (state := await self._look(exec_id)).get("Running") or state.get("ExitCode") is None:

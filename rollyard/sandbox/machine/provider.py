@@ -29,7 +29,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 _IMAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 _TAIL = 4096
 _CHUNK = 2**16
-# Under a name of ours first: an upload that broke half way is seen by nobody.
+# Under a name of ours first: an upload that broke half way is never seen.
 _PUT = """p={path}; t={root}/x/{name}; cat >"$t" && [ "$(wc -c <"$t")" -eq {size} ] || {{ rm -f "$t"; exit 1; }}
 [ ! -d "$p" ] && mkdir -p -- "$(dirname -- "$p")" && cat "$t" >"$p"; c=$?; rm -f "$t"; exit $c"""
 
@@ -50,7 +50,7 @@ class MachineProvider(SandboxProvider):
         try:
             await self._install()
             await self.ask("check_" + self._room)
-        except BaseException:  # cancelled too: nobody leaves what was not entered
+        except BaseException:  # cancelled too: `__aexit__` is not called for what was not entered
             await self._shell.close()
             raise
 
@@ -73,7 +73,7 @@ class MachineProvider(SandboxProvider):
             raise self._error(code, errors, "")
 
     def command(self, verb: str, *args: str) -> str:
-        """A script that runs one of the scripts, from a folder that nobody else could have made."""
+        """A script that runs one of the scripts, from a folder that no other user could have made."""
         words = shlex.join((verb, *args))
         there = f'[ -O "$f" ] && [ ! -L "$f" ] && [ -f "$f/{self._file}" ] || exit {_NOT_THERE}'
         return f'{self._place()}; {there}; exec /bin/sh "$f/{self._file}" "$f" {words}'
@@ -280,7 +280,7 @@ class MachineProgram:
         await self.close_stdin()
         kill_group(self._process)
         assert self._process.stdout is not None
-        with contextlib.suppress(RuntimeError):  # somebody reads it, and will see its end
+        with contextlib.suppress(RuntimeError):  # a reader has it, and will see its end
             await self._process.stdout.read()
         await self._reading
 
@@ -304,7 +304,7 @@ async def _communicate(argv: Sequence[str], given: bytes) -> tuple[int, bytes, b
     process = await _spawn(argv)
     try:
         said, errors = await process.communicate(given)
-    except BaseException:  # cancelled too: a shell of ours is left to nobody
+    except BaseException:  # cancelled too: a shell of ours is not left behind
         kill_group(process)
         await process.communicate()
         raise

@@ -149,7 +149,7 @@ class SSHShell(MachineShell):
             async with asyncio.timeout(_CONNECT_S):
                 process.stdin.write(b"up\n")
                 said = await process.stdout.readline()
-        except BaseException as error:  # cancelled too: a connection that is not up is nobody's
+        except BaseException as error:  # cancelled too: a connection that is not up has no owner to close it
             await _end(process)
             if isinstance(error, TimeoutError):
                 raise SandboxUnavailable(f"{self.name} did not answer in {_CONNECT_S:g} s") from None

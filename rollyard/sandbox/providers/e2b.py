@@ -132,7 +132,7 @@ class E2BProvider(SandboxProvider):
         link = E2BLink(self._sdk, made, spec.user or _ROOT)
         try:
             await self._compare(spec.resources, request.image, made)
-        except BaseException:  # cancelled too: a sandbox that is too small is nobody's
+        except BaseException:  # cancelled too: a sandbox that is too small is not left behind
             await asyncio.shield(asyncio.ensure_future(self.delete(link.id)))
             raise
         return link

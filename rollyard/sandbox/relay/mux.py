@@ -164,7 +164,7 @@ class HostRelay:
         )  # before it is bound: a connection may come at once
         try:
             listener.port = int(await self._call(protocol.LISTEN, port))
-        except BaseException:  # cancelled too: nobody will ask for this number again
+        except BaseException:  # cancelled too: this number is not asked for again
             self.forget(number)
             raise
         return listener
@@ -174,7 +174,7 @@ class HostRelay:
         stream = self._streams[number] = RelayStream(self, number)
         try:
             await self._call(protocol.DIAL, port)
-        except BaseException:  # cancelled too: nobody will ask for this number again
+        except BaseException:  # cancelled too: this number is not asked for again
             self.forget(number)
             raise
         return stream
@@ -237,7 +237,7 @@ class HostRelay:
                 self._streams.pop(number, None)
 
     def _refuse(self, number: int) -> None:
-        """End a connection that nobody here will take."""
+        """End a connection that has no taker here."""
         task = asyncio.create_task(self.send(protocol.CLOSED, number))
         self._refusals.add(task)
         task.add_done_callback(self._refusals.discard)

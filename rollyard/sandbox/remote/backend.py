@@ -1,7 +1,7 @@
 """A backend over a `Provider`: opening with patience, exactly one sandbox per open, leases, labels, lists, ends.
 
 Labels are the whole memory: everything that is needed to find, attach to, or end a sandbox is in them. A sandbox that is to die
-with its opener is made so that its provider ends it when nobody uses it for `lease_s`; while its opener lives it is used.
+with its opener is made so that its provider ends it when it is not used for `lease_s`; while its opener lives it is used.
 """
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ class RemoteBackend:
     async def _carry_out(self, made: MadeImage, box: RemoteSandbox, spec: SandboxSpec) -> None:
         try:
             await self._images.carry_out(made, box, spec.boot_s)
-        except BaseException:  # cancelled too: half of an image is nobody's
+        except BaseException:  # cancelled too: half of an image is of no use
             with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):  # the first error is told
                 await self._delete(box.id)
             raise
@@ -300,7 +300,7 @@ class RemoteBackend:
                 raise ConfigError("the sandbox was to have no network and has one", hint="see this backend's page")
             if not done.ok:
                 raise SandboxError(f"sandbox {box.id} could not be prepared: {done.text[-300:].strip()}")
-        except BaseException:  # cancelled too: an unprepared sandbox is nobody's
+        except BaseException:  # cancelled too: an unprepared sandbox has no owner to end it
             with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):  # the first error is told
                 await self._delete(box.id)
             raise

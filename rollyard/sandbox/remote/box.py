@@ -159,7 +159,7 @@ class RemoteSandbox(RemoteFiles):
         with anyio.move_on_after(_CLOSE_S, shield=True):
             try:
                 await self.ask(end())
-            except Error as error:  # it ends by itself when nobody asks for it any more
+            except Error as error:  # it ends by itself when it is not asked for any more
                 self._log.debug("sandbox.relay_not_ended", sandbox_id=self.id, error=str(error))
 
     async def snapshot(self) -> str:

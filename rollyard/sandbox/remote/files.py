@@ -1,6 +1,6 @@
 """Contents of files: small ones in the command itself, large ones by the SDK. The rest is in `paths`.
 
-A write goes to a file of ours first and is then copied to its place: an upload that broke half way is seen by nobody. Where the
+A write goes to a file of ours first and is then copied to its place: an upload that broke half way is never seen. Where the
 SDK reads and writes any file in one call, that is tried first; what it cannot do is done the long way, which knows why.
 """
 

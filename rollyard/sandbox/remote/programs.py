@@ -159,7 +159,7 @@ async def _run_as_task(call: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody is left to hear of it
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())  # its failure has no reader any more
         task.cancel()
         raise
 
