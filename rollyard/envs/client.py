@@ -265,7 +265,9 @@ class OwnWire:
                 if not waiting.answer.done():
                     self._socket.send(waiting.text)
         except TimeoutError:
-            self._give_up(EpisodeLost(f"nobody answered within its lease of {self._session['lease_s']:g} s"))
+            self._give_up(
+                EpisodeLost(f"the server did not answer within the session's lease of {self._session['lease_s']:g} s")
+            )
         except Exception as error:  # noqa: BLE001 - whatever ended the session is what every waiting request gets
             self._give_up(EpisodeLost(f"the session is lost: {error}"))
 

@@ -37,7 +37,7 @@ def env_metrics(sessions: Sessions) -> Iterable[Any]:
     yield changes
     for name, words, value in (
         ("sessions", "sessions that exist", len(sessions.active)),
-        ("attached", "sessions that somebody is connected to", sum(1 for s in sessions.active if s.attached)),
+        ("attached", "sessions with a client connected", sum(1 for s in sessions.active if s.attached)),
         ("waiting", "clients in line for a place", sessions.waiting),
         ("capacity", "sessions there is room for", sessions.limits.capacity),
     ):

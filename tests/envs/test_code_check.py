@@ -139,7 +139,7 @@ async def test_a_syntax_error_gives_none_and_the_failure_says_where(backend):
         ("x = 1", "defines no function"),
         ("def check(env):\n    raise SystemExit(0)", "SystemExit"),
         ("import os\ndef check(env):\n    os._exit(0)", "ended without a result"),
-        ("def check(env, a, b, c):\n    return 1", "'b' that nobody fills in"),
+        ("def check(env, a, b, c):\n    return 1", "'b' that is never filled in"),
         ("def check(env):\n    print('JUDGE ERROR: no model')\n    return 0.0", "judge failed"),
         ("def check(env):\n    return env.db('current').query('SELECT 1')", "no database"),
     ],

@@ -69,7 +69,7 @@ class RemoteTaskEnv(Env):
         partial_reward: bool = False,
     ) -> None:
         if config.task_modality == "browser_use" and leases is None:
-            raise ConfigError("browser_use needs somebody who lends browsers")
+            raise ConfigError("a browser_use task needs `leases`: what lends it a browser")
         self.config, self.limits = config, limits or TaskLimits()
         self.partial_reward = partial_reward or config.partial_reward
         self.conversation: list[Any] | None = None

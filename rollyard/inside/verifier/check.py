@@ -73,7 +73,7 @@ def arguments(check: Check, env: Any, asked: Ended) -> tuple[list[Any], dict[str
         elif parameter.default is not parameter.empty:
             break
         else:
-            raise TypeError(f"the verifier has a parameter {name!r} that nobody fills in")
+            raise TypeError(f"the verifier has a parameter {name!r} that is never filled in")
     return given, {}
 
 

@@ -86,7 +86,7 @@ class StandardEngine:
         for one in cast("list[Any]", found if isinstance(found, list) else []):
             labels: Any = one.get("labels") if isinstance(one, dict) else None
             if not isinstance(labels, dict):
-                raise PlaneUnavailable("the service's list has no labels, so nobody knows whose its instances are")
+                raise PlaneUnavailable("the service's list has no labels, so the owner of its instances cannot be told")
             if text(labels, PLANE_LABEL) == plane and text(one, "id"):
                 things.append(Made(ref=text(one, "id"), instance_id=text(labels, INSTANCE_LABEL)))
         return things

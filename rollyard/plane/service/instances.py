@@ -195,7 +195,7 @@ class Instances:
             except (Error, TimeoutError, OSError):
                 listed = None
             if listed is None:
-                _log.warning("nobody knows what a failed creation left; the sweep settles it", instance=instance.id)
+                _log.warning("what a failed creation left is unknown; the sweep settles it", instance=instance.id)
                 return
         reason = str(error) or "the engine took too long"
         await self._store.end(instance.id, "failed", at=self.clock(), reason=reason)

@@ -58,7 +58,7 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             "operator",
         ),
     ] = None
-    user_turns: Annotated[int | None, _help("most times that the user answers; 10 where nobody says")] = None
+    user_turns: Annotated[int | None, _help("most times that the user answers; 10 by default")] = None
     max_staleness: Annotated[
         int | None, _help("most policy versions that an answer may be behind the newest one before its rollout ends")
     ] = None

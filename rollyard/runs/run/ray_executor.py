@@ -67,7 +67,9 @@ class Ray:
                 hint='leave out gate= and policies=, and name them in the config: policies={"policy": "upstream:URL"}',
             )
         if not work.config.answers:
-            raise ConfigError("nobody answers the model calls", hint='policies={"policy": "upstream:URL"}')
+            raise ConfigError(
+                "no policy is given to answer the model calls", hint='policies={"policy": "upstream:URL"}'
+            )
         ray = await self._connect()
         nodes = self._wanted or len(await _off_loop(lambda: _live_nodes(ray)))
         if nodes > 1 and not given.store.shared:

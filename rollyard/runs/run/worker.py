@@ -190,7 +190,7 @@ class Worker:
         attempt, config, means = lease.attempt, self._config, self._means
         task, plan = await self._task(attempt), self._plan(attempt)
         if attempt.tries > config.retries + 1 + LOST_CLAIMS:
-            message = f"given up after {attempt.tries - 1} claims: whoever did it died, or lost it"
+            message = f"given up after {attempt.tries - 1} claims: each worker died or lost its lease"
             hint = "does it use up a node's memory?"
             return refusal(task, plan, means.backend.name, SandboxUnavailable(message, hint=hint))
         await self._clear(attempt)

@@ -487,7 +487,7 @@ async def _connect(home: Home) -> socket.socket:
         except BlockingIOError:
             await asyncio.sleep(_AGAIN_S)
     raise SandboxInterrupted(
-        f"sandbox {home.path.name} answers nobody", hint="try again; `Backend.list` shows its state"
+        f"sandbox {home.path.name} does not answer", hint="try again; `Backend.list` shows its state"
     )
 
 

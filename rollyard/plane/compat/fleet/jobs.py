@@ -154,7 +154,9 @@ class Jobs:
 
     async def create(self, owner: str, asked: JobRequest) -> FleetServerJob:
         if not self._runs:
-            raise FleetRefusal(501, "this server runs no jobs: nobody answers model calls (--job-policy)")
+            raise FleetRefusal(
+                501, "this server runs no jobs: it has no policy for model calls (start it with --job-policy)"
+            )
         tasks = {task.key: task for task in await self._choose(owner, asked)}
         now = self.clock()
         job = FleetServerJob(id=new_id("job"), owner=owner, asked=asked, tasks=tasks, created_at=now)
