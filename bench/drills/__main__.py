@@ -1,11 +1,20 @@
-"""`python -m bench.drills [--size 500] [--seed 1] [--only NAME ...] [--out docs/drills.md]`: run them, print, keep the table."""
+"""`python -m bench.drills [--size 500] [--seed 1] [--only NAME ...] [--out docs/drills.md]`: run them, print, keep the table.
+
+One after the other. Where the machine has cores for it, those of the control plane that open no sandbox run in a process beside
+the cluster's: they share nothing, and what is left of sandboxes is looked for on the whole machine.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import os
+import signal
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,6 +24,7 @@ from bench.drills.cluster import Result
 from bench.drills.table import page, row
 
 NAMES = (*cluster.DRILLS, cut_off.NAME, *plane.DRILLS)
+CORES_FOR_BOTH = 8
 
 
 async def run(options: argparse.Namespace) -> list[Result]:
@@ -28,19 +38,55 @@ async def run(options: argparse.Namespace) -> list[Result]:
         if options.out:
             options.out.write_text(page(merged([result], options.out.with_suffix(".json"))))
 
-    if any(name in cluster.DRILLS for name in wanted):
-        ground = cluster.Ground(options.size, options.seed, options.fault_s)
-        try:
-            with ground.cluster:
-                for name in [n for n in wanted if n in cluster.DRILLS]:
-                    keep(await cluster.drill(ground, name, cluster.DRILLS[name], options.limit_s))
-        finally:
-            ground.close()
+    apart = [n for n in wanted if n in plane.DRILLS and plane.DRILLS[n][0] == "noop"]
+    of_cluster = [n for n in wanted if n in cluster.DRILLS]
+    if not of_cluster or (os.cpu_count() or 1) < CORES_FOR_BOTH:
+        apart = []
+    with beside(apart, options) as planes:
+        if of_cluster:
+            ground = cluster.Ground(options.size, options.seed, options.fault_s)
+            try:
+                with ground.cluster:
+                    for name in of_cluster:
+                        keep(await cluster.drill(ground, name, cluster.DRILLS[name], options.limit_s))
+            finally:
+                ground.close()
+        for result in await asyncio.to_thread(planes):
+            keep(result)
     if cut_off.NAME in wanted:
         keep(await asyncio.to_thread(cut_off.in_namespaces, options))
-    for name in [n for n in wanted if n in plane.DRILLS]:
+    for name in [n for n in wanted if n in plane.DRILLS and n not in apart]:
         keep(await plane.drill(name, options))
     return done
+
+
+@contextmanager
+def beside(names: Sequence[str], options: argparse.Namespace) -> Generator[Callable[[], list[Result]]]:
+    """These drills in a process of their own, and what waits for their results."""
+    if not names:
+        yield list
+        return
+    with tempfile.TemporaryDirectory(prefix="ry-drills-") as folder:
+        page, log = Path(folder, "drills.md"), Path(folder, "log")
+        command = [sys.executable, "-m", "bench.drills", "--only", *names, "--out", str(page)]
+        command += ["--size", str(options.size), "--seed", str(options.seed)]
+        with log.open("wb") as said:
+            process = subprocess.Popen(command, stdout=said, stderr=said)
+
+        def wait() -> list[Result]:
+            process.wait(options.limit_s)
+            found = page.with_suffix(".json")
+            if not found.exists():
+                raise RuntimeError(
+                    f"the drills {', '.join(names)} ended with {process.returncode}: {log.read_text()[-2000:]}"
+                )
+            return msgspec.json.decode(found.read_bytes(), type=list[Result])
+
+        try:
+            yield wait
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
 
 
 def merged(done: list[Result], kept: Path) -> list[Result]:
@@ -53,7 +99,9 @@ def merged(done: list[Result], kept: Path) -> list[Result]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.drills", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.drills", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=int, default=500, help="attempts of each run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fault-s", type=float, default=60.0, help="how long the model server fails")

@@ -87,6 +87,7 @@ class LocalJob:
         at more and more rarely, since thousands may wait: a chunk is late by a tenth of the silence, at most by a second."""
         name, pause, silent = ("err" if stderr else "out"), 0.005, 0.0
         ended = asyncio.ensure_future(self._wait_end())
+        ended.add_done_callback(_note_seen)
         try:
             while True:
                 over = ended.done()
@@ -165,3 +166,9 @@ async def _writable(loop: asyncio.AbstractEventLoop, fd: int) -> None:
         await ready
     finally:
         loop.remove_writer(fd)
+
+
+def _note_seen(ended: asyncio.Task[None]) -> None:
+    """A reader may have left before its program's end was known, and then nobody asks how it came."""
+    if not ended.cancelled():
+        ended.exception()
