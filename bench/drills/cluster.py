@@ -245,9 +245,11 @@ async def clock(ground: Ground, driver: Driver) -> int:
     env = {**os.environ, "ROLLYARD_HOME": ground.home}
     process = subprocess.Popen(command, env=env)
     try:
-        await asyncio.to_thread(process.wait, 600)
+        code = await asyncio.to_thread(process.wait, 600)
     finally:
         process.kill()
+    if code:
+        raise RuntimeError(f"the worker with another clock ended with {code}")
     return 1
 
 

@@ -78,6 +78,7 @@ class RayNode:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DISABLE_IMPORT_WARNING": "1",
             "RAY_prestart_worker_first_driver": "0",
+            "RAY_worker_niceness": "0",  # else whatever else runs here comes before the workers
         }
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(

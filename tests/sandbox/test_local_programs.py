@@ -84,8 +84,8 @@ async def test_a_job_streams_from_any_offset_and_reports_its_end(box):
 
 
 async def test_a_reader_that_was_left_before_its_sandbox_ended_is_no_error(backend):
-    """What a stream waits for fails with the sandbox. A reader that is left in its middle, in a circle of references as an error's
-    frames make them, is collected together with that."""
+    """What a stream waits for fails with the sandbox. A reader that is left in its middle, in a circle of references as
+    an error's frames make them, is collected together with that."""
     complaints = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
     async with backend.open(ry.SandboxSpec()) as box:
