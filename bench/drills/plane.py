@@ -210,7 +210,10 @@ async def drill(name: str, options: argparse.Namespace) -> Result:
         counts = await books(ground, made)
         for key in made.values():
             await ground.insist(lambda plane, key=key: gone(plane, key))
-        counts["leases"], remains = await settled(ground, left)
+        counts["leases"] = await settle(ground, left)
+        for one in ground.replicas:
+            one.kill()
+        remains = await left.after()
     except (PlaneError, TimeoutError, OSError) as error:
         problem = f"{type(error).__name__}: {error}"
     finally:
@@ -229,15 +232,17 @@ async def drill(name: str, options: argparse.Namespace) -> Result:
     )
 
 
-async def settled(ground: Ground, left: Leftovers) -> tuple[int, dict[str, int]]:
-    """What a killed replica was making is nobody's until its time to boot is over; the sweep ends it then."""
+async def settle(ground: Ground, left: Leftovers) -> int:
+    """The quota that is still in use. What a killed replica was making belongs to none until its time to boot is over; the sweep ends
+    it then. Processes are not looked at yet: replicas that live keep what makes their sandboxes."""
     end = time.monotonic() + SETTLE_S
     while True:
         await ground.insist(lambda plane: plane.json("POST", "/v1/sweep"))
         usage = await ground.insist(lambda plane: plane.usage())
         remains = await left.after(1)
-        if (not usage["used"] and not any(remains.values())) or time.monotonic() > end:
-            return usage["used"], remains
+        there = any(count for name, count in remains.items() if name != "processes")
+        if (not usage["used"] and not there) or time.monotonic() > end:
+            return usage["used"]
         await asyncio.sleep(3)
 
 
