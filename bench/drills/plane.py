@@ -233,8 +233,8 @@ async def drill(name: str, options: argparse.Namespace) -> Result:
 
 
 async def settle(ground: Ground, left: Leftovers) -> int:
-    """The quota that is still in use. The sweep ends what a killed replica was making, once its time to boot is over. Processes are
-    not looked at yet: replicas that live keep what makes their sandboxes."""
+    """The quota that is still in use. The sweep ends what a killed replica was making, once its time to boot is over.
+    Processes are not looked at yet: replicas that live keep what makes their sandboxes."""
     end = time.monotonic() + SETTLE_S
     while True:
         await ground.insist(lambda plane: plane.json("POST", "/v1/sweep"))
