@@ -1,7 +1,7 @@
 """`python -m bench.drills [--size 500] [--seed 1] [--only NAME ...] [--out docs/drills.md]`: run them, print, keep the table.
 
-One after the other. Where the machine has cores for it, those of the control plane that open no sandbox run in a process beside
-the cluster's: they share nothing, and what is left of sandboxes is looked for on the whole machine.
+One after the other. Where the machine has cores for it, those of the control plane that leave nothing on the machine by which
+another drill could be misled run in processes beside the cluster's.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -38,11 +38,11 @@ async def run(options: argparse.Namespace) -> list[Result]:
         if options.out:
             options.out.write_text(page(merged([result], options.out.with_suffix(".json"))))
 
-    apart = [n for n in wanted if n in plane.DRILLS and plane.DRILLS[n][0] == "noop"]
     of_cluster = [n for n in wanted if n in cluster.DRILLS]
-    if not of_cluster or (os.cpu_count() or 1) < CORES_FOR_BOTH:
-        apart = []
-    with beside(apart, options) as planes:
+    both = of_cluster and (os.cpu_count() or 1) >= CORES_FOR_BOTH
+    apart = [group for names in plane.APART if (group := [n for n in names if n in wanted])] if both else []
+    with ExitStack() as stack:
+        waiting = [stack.enter_context(beside(group, options)) for group in apart]
         if of_cluster:
             ground = cluster.Ground(options.size, options.seed, options.fault_s)
             try:
@@ -51,11 +51,12 @@ async def run(options: argparse.Namespace) -> list[Result]:
                         keep(await cluster.drill(ground, name, cluster.DRILLS[name], options.limit_s))
             finally:
                 ground.close()
-        for result in await asyncio.to_thread(planes):
-            keep(result)
-    if cut_off.NAME in wanted:
-        keep(await asyncio.to_thread(cut_off.in_namespaces, options))
-    for name in [n for n in wanted if n in plane.DRILLS and n not in apart]:
+        if cut_off.NAME in wanted:
+            keep(await asyncio.to_thread(cut_off.in_namespaces, options))
+        for wait in waiting:
+            for result in await asyncio.to_thread(wait):
+                keep(result)
+    for name in [n for n in wanted if n in plane.DRILLS and not any(n in group for group in apart)]:
         keep(await plane.drill(name, options))
     return done
 
@@ -63,9 +64,6 @@ async def run(options: argparse.Namespace) -> list[Result]:
 @contextmanager
 def beside(names: Sequence[str], options: argparse.Namespace) -> Generator[Callable[[], list[Result]]]:
     """These drills in a process of their own, and what waits for their results."""
-    if not names:
-        yield list
-        return
     with tempfile.TemporaryDirectory(prefix="ry-drills-") as folder:
         page, log = Path(folder, "drills.md"), Path(folder, "log")
         command = [sys.executable, "-m", "bench.drills", "--only", *names, "--out", str(page)]
@@ -75,12 +73,11 @@ def beside(names: Sequence[str], options: argparse.Namespace) -> Generator[Calla
 
         def wait() -> list[Result]:
             process.wait(options.limit_s)
-            found = page.with_suffix(".json")
-            if not found.exists():
-                raise RuntimeError(
-                    f"the drills {', '.join(names)} ended with {process.returncode}: {log.read_text()[-2000:]}"
-                )
-            return msgspec.json.decode(found.read_bytes(), type=list[Result])
+            kept = page.with_suffix(".json")
+            found = msgspec.json.decode(kept.read_bytes(), type=list[Result]) if kept.exists() else []
+            told = f"its process ended with {process.returncode}: {log.read_text()[-500:]}"
+            missing = [name for name in names if not any(result.name == name for result in found)]
+            return found + [Result(name=n, faults=0, seconds=0, counts={}, left={}, problem=told) for n in missing]
 
         try:
             yield wait
