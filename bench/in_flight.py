@@ -6,8 +6,8 @@ The agent is one bash that asks once and waits (`bench/thin_agent.py`). The mode
 them for `--answer-s` seconds more; in that time memory, descriptors and CPU are looked at. Afterwards every attempt must have
 been committed exactly once. Root, PostgreSQL.
 
-What the machine allows is checked first. Ray nodes start a few at a time; when some do not come, what they said is printed and
-the measurement goes on with those that did.
+What the machine allows is checked first. Ray nodes start one after the other; when some do not come, what they said is printed
+and the measurement goes on with those that did.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ agent = 3600.0
 verify = 600.0
 """
 WRONG = ("lost", "twice", "leases", "open_sessions")
-NODE_S = 90.0  # for nodes that start together
-TOGETHER = max(1, (os.cpu_count() or 1) // 4)  # nodes; each is four Python processes that import Ray
+NODE_S = 45.0  # for a Ray node to start
+TRIES = 3  # for each
 PROCESSES, FILES = 4, 5  # of one rollout that waits: processes in its sandbox, descriptors in its worker
 LOOKED_AT = 4000  # processes whose memory is read
 
@@ -127,21 +127,20 @@ def find_limits(count: int, workers: int) -> list[str]:
 
 
 def start_nodes(cluster: RayCluster, count: int) -> None:
-    """A few at a time, up to `count`; those that do not come are explained, and stopped."""
-    began = time.monotonic()
-    while len(cluster.nodes) < count:
-        for _ in range(min(TOGETHER, count - len(cluster.nodes))):
-            cluster.add()
+    """One after the other, up to `count`. One that does not come is explained, stopped and started again, a few times."""
+    began, failed = time.monotonic(), 0
+    while len(cluster.nodes) < count and failed < TRIES:
+        node = cluster.add()
         try:
             cluster.wait(len(cluster.nodes))
         except Error:
             print(f"  {cluster.explain()}", flush=True)
-            alive = {node["NodeManagerAddress"] for node in cluster.connect().nodes() if node["Alive"]}
-            for node in [node for node in cluster.nodes if node.ip not in alive]:
-                node.kill()
-                cluster.nodes.remove(node)
-            return
-        print(f"  {len(cluster.nodes)} Ray nodes after {time.monotonic() - began:.0f} s", flush=True)
+            node.kill()
+            cluster.nodes.remove(node)
+            failed += 1
+        else:
+            failed = 0
+    print(f"  {len(cluster.nodes)} Ray nodes after {time.monotonic() - began:.0f} s", flush=True)
 
 
 async def until_held(upstream: Upstream, driver: Driver, count: int, limit_s: float) -> int:

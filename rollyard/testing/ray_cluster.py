@@ -33,7 +33,6 @@ from rollyard.testing.postgres import free_port
 OBJECTS_BYTES = 80 << 20
 MOST_GROWN, IDLE_S = 3, 3.0
 START_S = 300.0
-_AT_ONCE = max(1, (os.cpu_count() or 1) // 3)
 _MARK = "ROLLYARD_RAY_NODE"
 _WORKER = b"ray::NodeWorker"  # how Ray names the process of a run's worker
 _HEAD_KIND = "ray.head.default"  # as Ray's provider calls it
@@ -132,7 +131,7 @@ class RayNode:
 class RayCluster:
     """`env` is given to every node; one of `{n}` in a value becomes the node's number. With `grown` the head runs Ray's
     autoscaler, which adds nodes with these resources, up to `MOST_GROWN`, and removes those that are idle for `IDLE_S`.
-    `start_s` is for each group of nodes that are started together."""
+    `start_s` is for each node."""
 
     def __init__(
         self,
@@ -151,11 +150,8 @@ class RayCluster:
     def __enter__(self) -> Self:
         self.place = Path(tempfile.mkdtemp(prefix="ry-ray-", dir="/tmp"))
         try:
-            while (
-                len(self.nodes) < self.count
-            ):  # the head, then few at a time: together they would starve each other of CPU
-                for _ in range(min(_AT_ONCE, self.count - len(self.nodes)) if self.nodes else 1):
-                    self.add()
+            while len(self.nodes) < self.count:  # one after the other: of raylets that start together some end at once
+                self.add()
                 self.wait(len(self.nodes))
         except BaseException:  # Ctrl-C too: nodes that were started are stopped
             self.close()
@@ -206,9 +202,9 @@ class RayCluster:
                 code = node.process.poll()
                 state = "runs" if code is None else f"ended with {code}"
                 said.append(f"{node.ip} {state} and said: {node.log()[-600:].strip()}")
-        for log in sorted(self.place.glob("session_*/logs/*.err")):
-            if (text := log.read_text(errors="replace").strip()) and not log.parent.parent.is_symlink():
-                said.append(f"{log.name}: {text[-300:]}")
+        for log in sorted(self.place.glob("session_2*/logs/*.err")):  # beside them is a link to the newest
+            if text := log.read_text(errors="replace").strip():
+                said.append(f"{log.name}: {text[:600]}")  # why it ended comes before where
         return "\n".join(said)
 
     def worker_pids(self) -> list[int]:
