@@ -150,7 +150,9 @@ class RayCluster:
     def __enter__(self) -> Self:
         self.place = Path(tempfile.mkdtemp(prefix="ry-ray-", dir="/tmp"))
         try:
-            while len(self.nodes) < self.count:  # one after the other: of raylets that start together some end at once
+            while (
+                len(self.nodes) < self.count
+            ):  # one by one: those that start together choose the same socket file, and one ends
                 self.add()
                 self.wait(len(self.nodes))
         except BaseException:  # Ctrl-C too: nodes that were started are stopped

@@ -84,7 +84,7 @@ class LocalJob:
 
     async def stream(self, offset: int = 0, *, stderr: bool = False) -> AsyncIterator[tuple[int, bytes]]:
         """Chunks as they come, each with the offset after it: where to resume. Ends when the program has. A silent one is looked
-        at more and more rarely, since thousands may wait: a chunk is late by a tenth of the silence, at most by a second."""
+        at more and more rarely, since thousands may wait: a chunk is late by a tenth of the silence, at most by five seconds."""
         name, pause, silent = ("err" if stderr else "out"), 0.005, 0.0
         ended = asyncio.ensure_future(self._wait_end())
         ended.add_done_callback(_note_seen)
@@ -101,7 +101,7 @@ class LocalJob:
                 else:
                     await asyncio.wait([ended], timeout=pause)
                     silent += pause
-                    pause = min(pause * 1.5, max(0.1, silent / 10), 1.0)
+                    pause = min(pause * 1.5, max(0.1, silent / 10), 5.0)
         finally:
             ended.cancel()
 
