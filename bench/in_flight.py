@@ -1,10 +1,13 @@
 """Rollouts in flight: how many wait for a model at once on Ray nodes of this machine, and what they cost while they wait.
 
-    python -m bench.in_flight [--count 300] [--nodes 2] [--answer-s 60]
+    python -m bench.in_flight [--count 300] [--nodes 2] [--per-node 1] [--answer-s 60]
 
-The agent is one bash that asks once and waits (`bench/thin_agent.py`). The model answers nobody until all are held, then keeps
+The agent is one bash that asks once and waits (`bench/thin_agent.py`). The model answers none until all are held, then keeps
 them for `--answer-s` seconds more; in that time memory, descriptors and CPU are looked at. Afterwards every attempt must have
 been committed exactly once. Root, PostgreSQL.
+
+What the machine allows is checked first. Ray nodes start one after the other; when some do not come, what they said is printed
+and the measurement goes on with those that did.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import resource
 import tempfile
 import time
 from pathlib import Path
@@ -19,8 +23,9 @@ from pathlib import Path
 import msgspec
 
 from bench import thin_agent
-from bench.drills.ground import Driver, PostgresServer, Upstream, account, sandbox_pids
+from bench.drills.ground import Driver, PostgresServer, Upstream, account, causes, sandbox_pids
 from bench.scale import cpu_s
+from rollyard.core.errors import Error
 from rollyard.testing.ray_cluster import RayCluster
 
 CONFIG = """
@@ -38,6 +43,10 @@ agent = 3600.0
 verify = 600.0
 """
 WRONG = ("lost", "twice", "leases", "open_sessions")
+NODE_S = 45.0  # for a Ray node to start
+TRIES = 3  # for each
+PROCESSES, FILES = 4, 5  # of one rollout that waits: processes in its sandbox, descriptors in its worker
+LOOKED_AT = 4000  # processes whose memory is read
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,26 +85,62 @@ def _resident_mb(pid: int) -> float:
 
 
 def _sandboxes_mb(home: str) -> float:
-    """Of everything in sandboxes of this home, and of what made them."""
+    """Of everything in sandboxes of this home, and of what made them; of very many processes a share is read."""
+    pids = sorted(sandbox_pids(home))
+    step = len(pids) // LOOKED_AT + 1
     total = 0
-    for pid in sandbox_pids(home):
+    for pid in pids[::step]:
         try:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             total += int(next(line for line in rollup if line.startswith("Pss:")).split()[1])
         except (OSError, StopIteration):
             continue
-    return total / 1024
+    return total * step / 1024
 
 
-def find_workers(cluster: RayCluster) -> list[int]:
-    found: list[int] = []
-    for pid in (pid for node in cluster.nodes for pid in node.pids()):
+def _read_limit(path: str) -> float:
+    try:
+        text = Path(path).read_text().strip()
+    except OSError:  # not of this kernel, or not for this group
+        return float("inf")
+    return float("inf") if text == "max" else float(text)
+
+
+def find_limits(count: int, workers: int) -> list[str]:
+    """What this machine does not allow that `count` rollouts in flight need, each with what to do about it."""
+    processes, files = PROCESSES * count, max(count + 100, FILES * count // workers + 200)
+    wrong: list[str] = []
+    for path in ("/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"):
+        if _read_limit(path) < processes:
+            wrong.append(f"{path} is {_read_limit(path):.0f}, {processes} processes are needed: sysctl -w raises it")
+    for path in ("/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"):
+        if _read_limit(path) < processes:
+            wrong.append(f"{path} is {_read_limit(path):.0f}, {processes} processes are needed in this control group")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < files:
+        wrong.append(f"a process may open {hard} files, {files} are needed: ulimit -Hn")
+    elif soft != resource.RLIM_INFINITY and soft < files:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # what is started here has it too
+    if (free := _meminfo("MemAvailable")) < (needed := 5.5 * count + 500 * workers):
+        wrong.append(f"{free:.0f} MB of memory are free, about {needed:.0f} are needed")
+    return wrong
+
+
+def start_nodes(cluster: RayCluster, count: int) -> None:
+    """One after the other, up to `count`. One that does not come is explained, stopped and started again, a few times."""
+    began, failed = time.monotonic(), 0
+    while len(cluster.nodes) < count and failed < TRIES:
+        node = cluster.add()
         try:
-            if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::NodeWorker"):
-                found.append(pid)
-        except OSError:
-            continue
-    return found
+            cluster.wait(len(cluster.nodes))
+        except Error:
+            print(f"  {cluster.explain()}", flush=True)
+            node.kill()
+            cluster.nodes.remove(node)
+            failed += 1
+        else:
+            failed = 0
+    print(f"  {len(cluster.nodes)} Ray nodes after {time.monotonic() - began:.0f} s", flush=True)
 
 
 async def until_held(upstream: Upstream, driver: Driver, count: int, limit_s: float) -> int:
@@ -110,15 +155,15 @@ async def until_held(upstream: Upstream, driver: Driver, count: int, limit_s: fl
         if held >= count or time.monotonic() > end:
             return held
         if driver.process.poll() is not None:
-            raise RuntimeError(f"the run ended: {[*driver.lines][-5:]}")
+            raise RuntimeError(f"the run ended with {driver.process.returncode}: {[*driver.lines][-5:]}")
         await asyncio.sleep(0.5)
 
 
 def report(
-    asked: argparse.Namespace, held: int, ready_s: float, before: float, first: Look, last: Look, sandboxes_mb: float
+    asked: argparse.Namespace, held: int, where: str, before: float, first: Look, last: Look, sandboxes_mb: float
 ) -> None:
     span = last.at - first.at
-    print(f"{held} of {asked.count} rollouts in flight on {asked.nodes} nodes after {ready_s:.0f} s")
+    print(f"{held} of {asked.count} rollouts in flight {where}")
     print(f"memory: {(before - last.available_mb) / held:.1f} MB of the machine per rollout; ", end="")
     print(f"sandboxes {sandboxes_mb / held:.1f} MB each, ", end="")
     print(f"workers {last.worker_mb:.0f} MB in all, driver {last.driver_mb:.0f} MB")
@@ -145,43 +190,53 @@ async def measure(folder: Path, asked: argparse.Namespace) -> bool:
     (folder / "tasks.jsonl").write_text('{"id": "t", "instruction": "hello", "verify": ["true"]}\n')
     (folder / "run.toml").write_text(CONFIG.format(folder=folder, agent=agent, count=asked.count, url=upstream.url))
     try:
-        with RayCluster(asked.nodes, env={"ROLLYARD_HOME": str(home)}) as cluster:
+        with RayCluster(1, env={"ROLLYARD_HOME": str(home)}, start_s=NODE_S) as cluster:
+            start_nodes(cluster, asked.nodes)
             before = _meminfo("MemAvailable")
             upstream.fault("hang")
             began = time.monotonic()
-            driver = Driver(postgres.url, folder / "run.toml", cluster.address, str(home))
+            driver = Driver(postgres.url, folder / "run.toml", cluster.address, str(home), per_node=asked.per_node)
             held = await until_held(upstream, driver, asked.count, asked.start_s)
             ready_s = time.monotonic() - began
-            workers = find_workers(cluster)
+            workers = cluster.worker_pids()
             first = look(driver, workers, postgres)
             await asyncio.sleep(asked.answer_s)
             last = look(driver, workers, postgres)
             sandboxes_mb = await asyncio.to_thread(_sandboxes_mb, str(home))
-            report(asked, held, ready_s, before, first, last, sandboxes_mb)
+            where = f"on {len(cluster.nodes)} nodes with {len(workers)} workers after {ready_s:.0f} s"
+            report(asked, held, where, before, first, last, sandboxes_mb)
             upstream.fault("none")
             began = time.monotonic()
             code, counts = await drain(driver, postgres, asked.start_s)
-            print(
-                f"answered at once, {counts['committed']} were committed {time.monotonic() - began:.0f} s later; ",
-                end="",
-            )
+            print(f"answered at once, {counts['committed']} committed {time.monotonic() - began:.0f} s later; ", end="")
             print(f"the driver ended with {code}: {counts}")
+            if counts["unscored"]:
+                print(f"without a reward: {await causes(postgres.url, driver.run_id)}")
     finally:
         if driver is not None and driver.process.poll() is None:
             driver.kill()
         upstream.close()
         postgres.close()
-    return held == asked.count and code == 0 and not any(counts[name] for name in WRONG)
+    return (
+        held == asked.count
+        and len(cluster.nodes) == asked.nodes
+        and code == 0
+        and not any(counts[name] for name in WRONG)
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=300, help="rollouts in flight")
     parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--per-node", type=int, default=1, help="workers on each node")
     parser.add_argument("--answer-s", type=float, default=60.0, help="how long all of them wait")
     parser.add_argument("--start-s", type=float, default=1800.0, help="for all of them to be held")
     asked = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    if wrong := find_limits(asked.count, asked.nodes * asked.per_node):
+        print("\n".join(wrong))
+        return 2
     with tempfile.TemporaryDirectory(prefix="ry-in-flight-") as folder:
         return 0 if asyncio.run(measure(Path(folder), asked)) else 1
 

@@ -1,13 +1,16 @@
 """What drills ask afterwards must be able to say no: a sandbox that is left behind is found, and a cable that is pulled holds."""
 
+import argparse
 import asyncio
 import os
 
 import pytest
 
 import rollyard as ry
+from bench.drills.__main__ import beside
 from bench.drills.cable import Cable
 from bench.drills.ground import Leftovers, sandbox_pids
+from bench.in_flight import find_limits
 
 pytestmark = pytest.mark.anyio
 
@@ -44,3 +47,15 @@ async def test_a_pulled_cable_carries_nothing_until_it_is_mended():
     writer.close()
     cable.close()
     server.close()
+
+
+def test_a_drill_beside_others_that_leaves_no_result_is_broken_with_what_its_process_said():
+    with beside(["no_such_drill"], argparse.Namespace(size=1, seed=1, limit_s=120.0)) as wait:
+        (result,) = wait()
+    assert not result.ok and "no_such_drill" in result.problem and "ended with 2" in result.problem
+
+
+def test_rollouts_in_flight_that_the_machine_does_not_allow_are_refused_by_what_is_missing():
+    assert find_limits(1, 1) == []
+    wrong = " ".join(find_limits(10**9, 1))
+    assert "pid_max" in wrong and "memory" in wrong

@@ -1,11 +1,20 @@
-"""`python -m bench.drills [--size 500] [--seed 1] [--only NAME ...] [--out docs/drills.md]`: run them, print, keep the table."""
+"""`python -m bench.drills [--size 500] [--seed 1] [--only NAME ...] [--out docs/drills.md]`: run them, print, keep the table.
+
+One after the other. Where the machine has cores for it, those of the control plane that leave nothing on the machine by which
+another drill could be misled run in processes beside the cluster's.
+"""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import os
+import signal
+import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import msgspec
@@ -15,6 +24,7 @@ from bench.drills.cluster import Result
 from bench.drills.table import page, row
 
 NAMES = (*cluster.DRILLS, cut_off.NAME, *plane.DRILLS)
+CORES_FOR_BOTH = 8
 
 
 async def run(options: argparse.Namespace) -> list[Result]:
@@ -28,19 +38,52 @@ async def run(options: argparse.Namespace) -> list[Result]:
         if options.out:
             options.out.write_text(page(merged([result], options.out.with_suffix(".json"))))
 
-    if any(name in cluster.DRILLS for name in wanted):
-        ground = cluster.Ground(options.size, options.seed, options.fault_s)
-        try:
-            with ground.cluster:
-                for name in [n for n in wanted if n in cluster.DRILLS]:
-                    keep(await cluster.drill(ground, name, cluster.DRILLS[name], options.limit_s))
-        finally:
-            ground.close()
-    if cut_off.NAME in wanted:
-        keep(await asyncio.to_thread(cut_off.in_namespaces, options))
-    for name in [n for n in wanted if n in plane.DRILLS]:
+    of_cluster = [n for n in wanted if n in cluster.DRILLS]
+    both = of_cluster and (os.cpu_count() or 1) >= CORES_FOR_BOTH
+    apart = [group for names in plane.APART if (group := [n for n in names if n in wanted])] if both else []
+    with ExitStack() as stack:
+        waiting = [stack.enter_context(beside(group, options)) for group in apart]
+        if of_cluster:
+            ground = cluster.Ground(options.size, options.seed, options.fault_s)
+            try:
+                with ground.cluster:
+                    for name in of_cluster:
+                        keep(await cluster.drill(ground, name, cluster.DRILLS[name], options.limit_s))
+            finally:
+                ground.close()
+        if cut_off.NAME in wanted:
+            keep(await asyncio.to_thread(cut_off.in_namespaces, options))
+        for wait in waiting:
+            for result in await asyncio.to_thread(wait):
+                keep(result)
+    for name in [n for n in wanted if n in plane.DRILLS and not any(n in group for group in apart)]:
         keep(await plane.drill(name, options))
     return done
+
+
+@contextmanager
+def beside(names: Sequence[str], options: argparse.Namespace) -> Generator[Callable[[], list[Result]]]:
+    """These drills in a process of their own, and what waits for their results."""
+    with tempfile.TemporaryDirectory(prefix="ry-drills-") as folder:
+        page, log = Path(folder, "drills.md"), Path(folder, "log")
+        command = [sys.executable, "-m", "bench.drills", "--only", *names, "--out", str(page)]
+        command += ["--size", str(options.size), "--seed", str(options.seed)]
+        with log.open("wb") as said:
+            process = subprocess.Popen(command, stdout=said, stderr=said)
+
+        def wait() -> list[Result]:
+            process.wait(options.limit_s)
+            kept = page.with_suffix(".json")
+            found = msgspec.json.decode(kept.read_bytes(), type=list[Result]) if kept.exists() else []
+            told = f"its process ended with {process.returncode}: {log.read_text()[-500:]}"
+            missing = [name for name in names if not any(result.name == name for result in found)]
+            return found + [Result(name=n, faults=0, seconds=0, counts={}, left={}, problem=told) for n in missing]
+
+        try:
+            yield wait
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
 
 
 def merged(done: list[Result], kept: Path) -> list[Result]:
@@ -53,7 +96,9 @@ def merged(done: list[Result], kept: Path) -> list[Result]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.drills", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.drills", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", type=int, default=500, help="attempts of each run")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--fault-s", type=float, default=60.0, help="how long the model server fails")

@@ -1,6 +1,6 @@
 """One long run with a fault every minute, of another kind each time.
 
-    python -m bench.drills.campaign [--size 3000] [--every-s 60] [--nodes 3] [--parallel 12] [--limit-s 3600]
+    python -m bench.drills.campaign [--size 3000] [--every-s 60] [--nodes 3] [--per-node 1] [--parallel 12] [--limit-s 3600]
 
 The agent is one bash that asks once (`bench/thin_agent.py`), so that the machine is busy with what is ours. At `--limit-s` no
 more faults come and the run is cut: the driver is asked to end, and what is owed then is counted as such, not as lost.
@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.drills import cluster
-from bench.drills.ground import Driver, Leftovers, account, committed
+from bench.drills.ground import Driver, Leftovers, account, committed, wait_for
 
 FAULTS = (cluster.worker, cluster.zygote, cluster.database_restart, cluster.gate, cluster.driver, cluster.node)
 LOOK_S = 1.0
@@ -53,23 +53,24 @@ class Memory:
 
 async def run(asked: argparse.Namespace) -> bool:
     size, every_s, limit_s = asked.size, asked.every_s, asked.limit_s
-    ground = cluster.Ground(size, asked.seed, fault_s=20.0, nodes=asked.nodes, disk_mb=None)
+    ground = cluster.Ground(size, asked.seed, fault_s=20.0, nodes=asked.nodes, disk_mb=None, large=True)
     faults, drivers, workers = 0, Memory(), Memory()
     try:
         with ground.cluster:
             left = Leftovers(ground.home)
             began = time.monotonic()
             config = ground.config(120.0, thin=True, parallel=asked.parallel)
-            driver = Driver(ground.postgres.url, config, ground.cluster.address, ground.home)
+            driver = Driver(ground.postgres.url, config, ground.cluster.address, ground.home, per_node=asked.per_node)
 
             async def watch() -> None:
                 while True:
                     drivers.look([driver.process.pid])
-                    workers.look(ground.workers())
+                    workers.look(await asyncio.to_thread(ground.workers))
                     driver.drain()
                     await asyncio.sleep(LOOK_S)
 
             watching = asyncio.create_task(watch())
+            await wait_for(ground.postgres.url, driver.run_id, 1)  # a run that has not begun cannot be broken
             due = time.monotonic() + every_s / 2
             while driver.process.poll() is None and time.monotonic() < began + limit_s:
                 if time.monotonic() > due:
@@ -93,6 +94,8 @@ async def run(asked: argparse.Namespace) -> bool:
     done = counts["committed"]
     print(f"\n{done} of {size} attempts in {took:.0f} s, {done / took:.1f} a second, {faults} faults; ", end="")
     print(f"the driver {'was cut and ' if cut else ''}ended with {code}")
+    if code not in (0, 1):
+        print("".join([*driver.lines][-8:]))
     print("  ".join(f"{name} {value}" for name, value in counts.items()))
     print(f"left behind: {remains}")
     print(f"a driver that came back knew its run after {', '.join(f'{s:.1f}' for s in driver.resumed_s)} s")
@@ -108,6 +111,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--every-s", type=float, default=60.0, help="seconds between faults")
     parser.add_argument("--nodes", type=int, default=cluster.NODES)
+    parser.add_argument("--per-node", type=int, default=1, help="workers on each node")
     parser.add_argument("--parallel", type=int, default=cluster.PARALLEL, help="rollouts at a time")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="after which the run is cut")
     asked = parser.parse_args()

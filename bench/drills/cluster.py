@@ -95,12 +95,13 @@ class Ground:
         *,
         nodes: int = NODES,
         disk_mb: int | None = 400,
+        large: bool = False,
     ) -> None:
         self.size, self.seed, self.fault_s, self.host, self.count = size, seed, fault_s, host, nodes
         self.place = Path(tempfile.mkdtemp(prefix="ry-drill-"))
         self.home = str(self.place / "home")
         Path(self.home).mkdir()
-        self.postgres = PostgresServer(host, disk_mb=disk_mb if os.geteuid() == 0 else None)
+        self.postgres = PostgresServer(host, disk_mb=disk_mb if os.geteuid() == 0 else None, large=large)
         self.upstream = Upstream(host)
         ip = None if host.startswith("127.") else host
         self.cluster = RayCluster(nodes, env={"ROLLYARD_HOME": self.home}, ip=ip)
@@ -131,13 +132,7 @@ class Ground:
 
     def workers(self) -> list[int]:
         """The workers' processes, on all nodes."""
-        found: list[int] = []
-        for node in self.cluster.nodes:
-            for pid in node.pids():
-                with contextlib.suppress(OSError):
-                    if Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"ray::NodeWorker"):
-                        found.append(pid)
-        return found
+        return self.cluster.worker_pids()
 
     def mend(self) -> None:
         """All nodes, a running database, a healthy model server."""
@@ -250,9 +245,11 @@ async def clock(ground: Ground, driver: Driver) -> int:
     env = {**os.environ, "ROLLYARD_HOME": ground.home}
     process = subprocess.Popen(command, env=env)
     try:
-        await asyncio.to_thread(process.wait, 600)
+        code = await asyncio.to_thread(process.wait, 600)
     finally:
         process.kill()
+    if code:
+        raise RuntimeError(f"the worker with another clock ended with {code}")
     return 1
 
 

@@ -54,8 +54,8 @@ def _heed_interrupts() -> None:
 class Driver:
     """`rollyard run`, in a process that can be killed and started again with `--resume`."""
 
-    def __init__(self, store: str, config: Path, address: str | None, home: str) -> None:
-        self.store, self.config, self.address, self.home = store, config, address, home
+    def __init__(self, store: str, config: Path, address: str | None, home: str, *, per_node: int = 1) -> None:
+        self.store, self.config, self.address, self.home, self.per_node = store, config, address, home, per_node
         self.run_id = ""
         self.lines: deque[str] = deque(maxlen=200)  # the last that it said
         self.resumed_s: list[float] = []  # from the start of each that came back until it knew its run
@@ -64,7 +64,7 @@ class Driver:
     def start(self, what: list[str]) -> None:
         command = [str(ROLLYARD), "run", *what, "--store", self.store, "--display", "plain"]
         if self.address is not None:
-            command += ["--executor", "ray", "--ray-address", self.address]
+            command += ["--executor", "ray", "--ray-address", self.address, "--per-node", str(self.per_node)]
         env = {**os.environ, "ROLLYARD_HOME": self.home, "RAY_USAGE_STATS_ENABLED": "0"}
         self.process = subprocess.Popen(
             command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=_heed_interrupts

@@ -21,14 +21,19 @@ from rollyard.core.errors import ConfigError
 CONNECTIONS = 400  # a worker takes up to 16, and a drill may have many workers
 _PROGRAMS = ("initdb", "pg_ctl", "postgres", "createdb")
 _STEP_S = 120.0
+_SMALL = {"shared_buffers": "32MB", "max_wal_size": "64MB", "min_wal_size": "32MB"}
+_LARGE = {"shared_buffers": "512MB", "max_wal_size": "4GB", "min_wal_size": "512MB"}
 
 
 class PostgresServer:
-    """`url` is an empty database named `drill` on it. Without `durable` the server waits for no disk, which is faster."""
+    """`url` is an empty database named `drill` on it. Without `durable` the server waits for no disk, which is faster. With
+    `large` it keeps more in memory and writes its checkpoints more rarely, as one does that is used for long."""
 
-    def __init__(self, host: str = "127.0.0.1", disk_mb: int | None = None, *, durable: bool = True) -> None:
+    def __init__(
+        self, host: str = "127.0.0.1", disk_mb: int | None = None, *, durable: bool = True, large: bool = False
+    ) -> None:
         self._bin = _find_programs()
-        self._durable = durable
+        self._durable, self._sizes = durable, _LARGE if large else _SMALL
         self.home = Path(tempfile.mkdtemp(prefix="ry-pg-"))
         self._data = self.home / "data"
         self.mounted = disk_mb is not None
@@ -49,7 +54,7 @@ class PostgresServer:
 
     def start(self) -> None:
         options = f"-k {self.home} -p {self.port} -c listen_addresses={self.host} -c max_connections={CONNECTIONS} "
-        options += "-c shared_buffers=32MB -c max_wal_size=64MB -c min_wal_size=32MB"
+        options += " ".join(f"-c {name}={size}" for name, size in self._sizes.items())
         if not self._durable:
             options += " -c fsync=off"
         log = str(self._data / "server.log")

@@ -33,8 +33,8 @@ from rollyard.testing.postgres import free_port
 OBJECTS_BYTES = 80 << 20
 MOST_GROWN, IDLE_S = 3, 3.0
 START_S = 300.0
-_AT_ONCE = max(1, (os.cpu_count() or 1) // 3)
 _MARK = "ROLLYARD_RAY_NODE"
+_WORKER = b"ray::NodeWorker"  # how Ray names the process of a run's worker
 _HEAD_KIND = "ray.head.default"  # as Ray's provider calls it
 # its own nodes are on the loopback, and it looks every second
 _AUTOSCALER_ENV = {
@@ -77,6 +77,7 @@ class RayNode:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_DISABLE_IMPORT_WARNING": "1",
             "RAY_prestart_worker_first_driver": "0",
+            "RAY_worker_niceness": "0",  # else whatever else runs here comes before the workers
         }
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -129,7 +130,8 @@ class RayNode:
 
 class RayCluster:
     """`env` is given to every node; one of `{n}` in a value becomes the node's number. With `grown` the head runs Ray's
-    autoscaler, which adds nodes with these resources, up to `MOST_GROWN`, and removes those that are idle for `IDLE_S`."""
+    autoscaler, which adds nodes with these resources, up to `MOST_GROWN`, and removes those that are idle for `IDLE_S`.
+    `start_s` is for each node."""
 
     def __init__(
         self,
@@ -138,8 +140,10 @@ class RayCluster:
         env: Mapping[str, str] | None = None,
         ip: str | None = None,
         grown: Mapping[str, float] | None = None,
+        start_s: float = START_S,
     ) -> None:
         self.count, self._env, self._ip, self._grown = nodes, dict(env or {}), ip, grown
+        self.start_s = start_s
         self._made = 0
         self.nodes: list[RayNode] = []
 
@@ -148,9 +152,8 @@ class RayCluster:
         try:
             while (
                 len(self.nodes) < self.count
-            ):  # the head, then few at a time: together they would starve each other of CPU
-                for _ in range(min(_AT_ONCE, self.count - len(self.nodes)) if self.nodes else 1):
-                    self.add()
+            ):  # one by one: those that start together choose the same socket file, and one ends
+                self.add()
                 self.wait(len(self.nodes))
         except BaseException:  # Ctrl-C too: nodes that were started are stopped
             self.close()
@@ -187,6 +190,38 @@ class RayCluster:
         ray = self.connect()
         self._until(lambda: sum(n["Alive"] for n in ray.nodes()) >= count, f"{count} Ray nodes did not start")
 
+    def count_alive(self) -> int:
+        return sum(node["Alive"] for node in self.connect().nodes())
+
+    def explain(self) -> str:
+        """What is known of nodes that did not come: which processes ended, and what they and Ray's own logs said last."""
+        alive = (
+            {node["NodeManagerAddress"] for node in self.connect().nodes() if node["Alive"]} if self.nodes else set()
+        )
+        said = [f"{len(alive)} of {len(self.nodes)} Ray nodes are alive"]
+        for node in self.nodes:
+            if node.ip not in alive:
+                code = node.process.poll()
+                state = "runs" if code is None else f"ended with {code}"
+                said.append(f"{node.ip} {state} and said: {node.log()[-600:].strip()}")
+        for log in sorted(self.place.glob("session_2*/logs/*.err")):  # beside them is a link to the newest
+            if text := log.read_text(errors="replace").strip():
+                said.append(f"{log.name}: {text[:600]}")  # why it ended comes before where
+        return "\n".join(said)
+
+    def worker_pids(self) -> list[int]:
+        """The processes of a run's workers on all nodes, found in one look at the machine's processes."""
+        marks = {f"{_MARK}={node.mark}".encode() for node in self.nodes}
+        leaders = {node.process.pid for node in self.nodes}
+        found: list[int] = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and (entry / "cmdline").read_bytes().startswith(_WORKER):
+                    own = marks.intersection((entry / "environ").read_bytes().split(b"\0"))
+                    if own or _session_of(entry) in leaders:
+                        found.append(int(entry.name))
+        return found
+
     def connect(self) -> Any:
         ray: Any = import_module("ray")
         if not ray.is_initialized():
@@ -218,12 +253,12 @@ class RayCluster:
         shutil.rmtree(self.place, ignore_errors=True)
 
     def _until(self, true: Any, otherwise: str) -> None:
-        end = time.monotonic() + START_S
+        end = time.monotonic() + self.start_s
         while time.monotonic() < end:
             if true():
                 return
             time.sleep(0.2)
-        raise Error(f"{otherwise} in {START_S:.0f} s: {self.nodes[-1].log()[-600:]}")
+        raise Error(f"{otherwise} in {self.start_s:.0f} s: {self.nodes[-1].log()[-600:]}")
 
 
 def _joins(ray: Any, address: str, options: Mapping[str, Any]) -> bool:
@@ -252,9 +287,13 @@ def _of_session(leader: int) -> list[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) == leader:
+                if _session_of(entry) == leader:
                     found.append(int(entry.name))
     return found
+
+
+def _session_of(entry: Path) -> int:
+    return int((entry / "stat").read_text().rpartition(")")[2].split()[3])
 
 
 def _answers(ip: str, port: int) -> bool:

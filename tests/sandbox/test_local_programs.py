@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -80,6 +81,23 @@ async def test_a_job_streams_from_any_offset_and_reports_its_end(box):
     assert b"".join([chunk async for _, chunk in job.stream(2)]) == b"2\n3\n"
     assert (await job.wait(5)).exit_code == 4 and await job.poll() == 4
     assert await job.tail(2) == b"3\n"
+
+
+async def test_a_reader_that_was_left_before_its_sandbox_ended_is_no_error(backend):
+    """What a stream waits for fails with the sandbox. A reader that is left in its middle, in a circle of references as
+    an error's frames make them, is collected together with that."""
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context["message"]))
+    async with backend.open(ry.SandboxSpec()) as box:
+        job = await box.start(["sh", "-c", "echo hi; sleep 300"])
+        circle = {"reader": job.stream()}
+        circle["itself"] = circle
+        assert await anext(circle["reader"]) == (3, b"hi\n")
+    await asyncio.sleep(0.05)  # what the reader waits for learns of the end
+    del circle, job
+    gc.collect()
+    await asyncio.sleep(0)
+    assert complaints == []
 
 
 async def test_waiting_too_briefly_raises_and_leaves_the_job_running(box):

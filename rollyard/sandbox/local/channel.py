@@ -135,9 +135,8 @@ class Channel:
         self.closed.set()
         self._loop.remove_reader(self._sock.fileno())
         self._sock.close()
-        for number, future in self._waiting.items():
+        for future in self._waiting.values():
             if not future.done():
                 future.set_exception(self._gone_error())
-            if number == 0:
-                future.exception()  # seen: nobody may ever ask for it
+                future.exception()  # seen: a request that is still being sent, or a greeting, may never be asked for
         self._waiting.clear()

@@ -1,7 +1,7 @@
 """The watch over what sandboxes write to disk. (A tmpfs upper needs none: the kernel bounds it.)
 
 Counting a tree costs a walk, so nothing is counted while the file system as a whole has not filled by a noticeable amount, and
-the more sandboxes there are the longer is the pause between two countings.
+the longer a counting took, the longer is the pause until the next.
 What counts are blocks and inodes, also those of files that have no name any more and that a process still holds. A sandbox over
 its limit has its programs ended; its files stay, so that it can still be judged. An error in one counting ends neither the watch
 nor the counting of the others, and neither does any other error: it is logged, and the watch goes on.
@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import stat
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -29,9 +30,8 @@ _NOTICEABLE = 2**20
 _NOTICEABLE_INODES = 512
 _BYTES_PER_INODE = 4096
 _LEAST_MB = 4096
-_EACH_S = (
-    0.005  # between two countings, for each sandbox: counting one takes about a millisecond, also with hundreds of them
-)
+_LONGEST_S = 30.0  # between two countings
+_SHARE = 0.1  # of the time that counting may take: its thread keeps the loop from working meanwhile
 
 
 class LocalDiskWatch:
@@ -53,11 +53,13 @@ class LocalDiskWatch:
     async def _watch(self) -> None:
         before: DiskUse | None = None
         while self._limits:
+            began = time.monotonic()
             try:
                 before = await self._count(before)
             except Exception as error:  # noqa: BLE001 - whatever an agent found to break this with must not end the watch
                 self._log.warning("sandbox.disk_watch_failed", error=f"{type(error).__name__}: {error}")
-            await asyncio.sleep(max(self._every, len(self._limits) * _EACH_S))
+            took = time.monotonic() - began
+            await asyncio.sleep(min(max(self._every, took * (1 / _SHARE - 1)), _LONGEST_S))
 
     async def _count(self, before: DiskUse | None) -> DiskUse:
         """Counts where the file system has filled since `before`; gives what to compare with next."""
@@ -154,7 +156,7 @@ def _nameless_files(pids: Iterable[str]) -> DiskUse:
     found: dict[tuple[int, int], int] = {}
     for link in (link for pid in pids for link in _list_open_files(pid)):
         with contextlib.suppress(OSError):
-            status = Path(link).stat()
+            status = os.stat(link)  # noqa: PTH116 - of hundreds of links for each sandbox, and a Path costs more than the call
             if status.st_nlink == 0 and stat.S_IFMT(status.st_mode) in (stat.S_IFREG, stat.S_IFDIR):
                 found[status.st_dev, status.st_ino] = status.st_blocks * 512
     return DiskUse(sum(found.values()), len(found))

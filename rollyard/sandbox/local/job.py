@@ -84,9 +84,10 @@ class LocalJob:
 
     async def stream(self, offset: int = 0, *, stderr: bool = False) -> AsyncIterator[tuple[int, bytes]]:
         """Chunks as they come, each with the offset after it: where to resume. Ends when the program has. A silent one is looked
-        at more and more rarely, since thousands may wait: a chunk is late by a tenth of the silence, at most by a second."""
+        at more and more rarely, since thousands may wait: a chunk is late by a tenth of the silence, at most by five seconds."""
         name, pause, silent = ("err" if stderr else "out"), 0.005, 0.0
         ended = asyncio.ensure_future(self._wait_end())
+        ended.add_done_callback(_note_seen)
         try:
             while True:
                 over = ended.done()
@@ -100,7 +101,7 @@ class LocalJob:
                 else:
                     await asyncio.wait([ended], timeout=pause)
                     silent += pause
-                    pause = min(pause * 1.5, max(0.1, silent / 10), 1.0)
+                    pause = min(pause * 1.5, max(0.1, silent / 10), 5.0)
         finally:
             ended.cancel()
 
@@ -165,3 +166,9 @@ async def _writable(loop: asyncio.AbstractEventLoop, fd: int) -> None:
         await ready
     finally:
         loop.remove_writer(fd)
+
+
+def _note_seen(ended: asyncio.Task[None]) -> None:
+    """A reader may have left before its program's end was known, and then nobody asks how it came."""
+    if not ended.cancelled():
+        ended.exception()
