@@ -29,7 +29,7 @@ from bench.page import measure, paths, peak_mb
 from rollyard.store import Store
 from rollyard.testing.postgres import PostgresServer
 
-OTHER = "run_015"  # a twentieth of the smaller half
+OTHER = "run_015"  # a tenth of the smaller half
 REPORT = """
 import asyncio, sys
 from rollyard import Store
@@ -188,7 +188,7 @@ def write(kind: str, store: str, folder: Path) -> None:
 
 def prune(kind: str, store: str) -> None:
     """The oldest run goes, which is half of the store; then nothing is left to remove, and nothing may take long."""
-    keep = ("store", "prune", "--older-than", "0", "--keep", "20")
+    keep = ("store", "prune", "--older-than", "0", "--keep", "10")
     do(kind, "store prune of half", Asked(keep), store)
     do(kind, "store prune of nothing", Asked(keep), store)
 

@@ -1,6 +1,6 @@
 """The rows of a large store: a hundred rollouts of ten calls are committed as always, and their rows multiplied.
 
-Each copy has ids and bodies of its own. Half of all are one run's (`BIG`), the others are twenty runs'.
+Each copy has ids and bodies of its own. Half of all are one run's (`BIG`), the others are ten runs'.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Copies:
 
 
 def run_of(number: int, copies: int) -> str:
-    """Half of all are one run's; the others are twenty runs'."""
+    """Half of all are one run's; the others are ten runs'."""
     return BIG if number < copies / 2 else f"run_{1 + number * 20 // copies:03}"
 
 

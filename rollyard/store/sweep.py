@@ -79,10 +79,10 @@ class _Used:
             ") SELECT digest FROM more"
         )
 
-    def without(self, digests: Sequence[bytes]) -> list[bytes]:
-        """Those of the digests that are not in use."""
-        ask = self._database.cursor()
-        return [d for d in digests if ask.execute("SELECT 1 FROM used WHERE digest = ?", (d,)).fetchone() is None]
+    def within(self, part: int) -> set[bytes]:
+        """Those whose first byte is this."""
+        found = self._database.execute("SELECT digest FROM used WHERE digest >= ? AND digest < ?", _bounds(part))
+        return {digest for (digest,) in found}
 
     def close(self) -> None:
         self._database.close()
@@ -138,7 +138,8 @@ async def _find_unused(database: Database, used: _Used) -> AsyncGenerator[list[b
     for part in range(_PARTS):
         query = select(blobs.c.digest).where(*_in_part(part)).order_by(blobs.c.digest)
         found = await database.read(lambda connection, asked=query: connection.execute(asked).scalars().all())
-        unused += await asyncio.to_thread(used.without, [bytes(digest) for digest in found])
+        kept = await asyncio.to_thread(used.within, part)
+        unused += [digest for digest in map(bytes, found) if digest not in kept]
         while len(unused) >= AT_ONCE:
             yield unused[:AT_ONCE]
             unused = unused[AT_ONCE:]
@@ -147,8 +148,13 @@ async def _find_unused(database: Database, used: _Used) -> AsyncGenerator[list[b
 
 
 def _in_part(part: int) -> list[Any]:
-    low = blobs.c.digest >= bytes((part,))
-    return [low] if part == _PARTS - 1 else [low, blobs.c.digest < bytes((part + 1,))]
+    low, high = _bounds(part)
+    return [blobs.c.digest >= low, blobs.c.digest < high]
+
+
+def _bounds(part: int) -> tuple[bytes, bytes]:
+    """Digests are 32 bytes long, so none reaches the last bound."""
+    return bytes((part,)), bytes((part + 1,)) if part + 1 < _PARTS else b"\xff" * 33
 
 
 def _remove(connection: Connection, unused: Sequence[bytes], before: tuple[Any, ...], now: float) -> int:
