@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-from sqlalchemy import Connection, Select, and_, delete, exists, func, literal_column, select, text
+from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, func, literal_column, select, text
 
 from rollyard.core.message import Message
 from rollyard.core.rollout import Rollout
@@ -122,11 +122,12 @@ def find(connection: Connection, query: str, *, run_id: str | None = None, limit
     wanted = phrases(query)
     if not wanted:
         return []
-    # by the number that a text was given when it was kept: the index gives its newest without looking at all that match
+    newest: ColumnElement[Any] = texts.c.id  # the number that a text was given when it was kept
     chosen = _having(connection, wanted, select(*columns).join(rollouts, rollouts.c.id == texts.c.rollout_id))
     if run_id is not None:
         chosen = chosen.where(rollouts.c.run_id == run_id)
-    rows = connection.execute(chosen.order_by(texts.c.id.desc()).limit(limit))
+        newest = texts.c.id + 0  # so PostgreSQL does not walk back through the texts of all other runs
+    rows = connection.execute(chosen.order_by(newest.desc()).limit(limit))
     found: dict[str, list[FoundText]] = {}
     for row in rows:
         found.setdefault(row.id, []).append(FoundText(*row))
