@@ -126,7 +126,8 @@ def find(connection: Connection, query: str, *, run_id: str | None = None, limit
     chosen = _having(connection, wanted, select(*columns).join(rollouts, rollouts.c.id == texts.c.rollout_id))
     if run_id is not None:
         chosen = chosen.where(rollouts.c.run_id == run_id)
-        newest = texts.c.id + 0  # so PostgreSQL does not walk back through the texts of all other runs
+        if connection.dialect.name == "postgresql":
+            newest = texts.c.id + 0  # by the number alone it would walk back through the texts of all other runs
     rows = connection.execute(chosen.order_by(newest.desc()).limit(limit))
     found: dict[str, list[FoundText]] = {}
     for row in rows:
