@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.figures import note
+from bench.figures import note, stop_here
 
 ROOT = Path(__file__).parents[1]
 BUDGET_S = 60.0
@@ -37,6 +37,8 @@ def run(words: Sequence[str | Path], **options: Any) -> tuple[Took, str]:
 
 
 def main() -> int:
+    if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
+        stop_here("it needs root, or the right to make a network namespace (unshare --net)")
     with tempfile.TemporaryDirectory(prefix="ry-cold-") as name:
         folder = Path(name)
         run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, ROOT])

@@ -1,8 +1,9 @@
-"""A run of 100,000 attempts of which 99,000 are done: `python -m bench.large_run [--attempts N] [--owed M] [--only KIND]`.
+"""A run of 100,000 attempts of which all but a few are done: `python -m bench.large_run [--attempts N] [--owed M] [--only KIND]`.
 
 Ten attempts are done as always; their rows are then multiplied inside the database, under ids and numbers of their own. Then
-`rollyard run --resume` does what is owed: how long it takes until it knows its run, until its first rollout and until it has
-reported, and what its process holds meanwhile. SQLite, and a throw-away PostgreSQL that waits for no disk. The agent is one bash.
+`rollyard run --resume` does what is owed, and once more when nothing is: how long it takes until it knows its run and until it
+has reported, its CPU, and what its process holds meanwhile. SQLite, and a throw-away PostgreSQL that waits for no disk. The
+agent is one bash.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import resource
 import sqlite3
 import subprocess
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import asyncpg
@@ -22,6 +24,7 @@ import asyncpg
 from bench import thin_agent
 from bench.drills.ground import ROLLYARD, PostgresServer, Upstream
 from bench.figures import note
+from bench.page import peak_mb
 
 MODELS = 10
 CONFIG = """
@@ -44,7 +47,11 @@ COPIED = {
         "fence": "CASE WHEN {models} * {n} + number < {done} THEN fence ELSE 0 END",
         "rollout_id": "CASE WHEN {models} * {n} + number < {done} THEN rollout_id || '-' || {n} END",
     },
-    "rollouts": {"id": "id || '-' || {n}", "attempt": "attempt + {models} * {n}"},
+    "rollouts": {
+        "id": "id || '-' || {n}",
+        "attempt": "attempt + {models} * {n}",
+        "body": "replace(body, id, id || '-' || {n})",
+    },
     "events": {"seq": None, "rollout_id": "rollout_id || '-' || {n}"},
 }
 
@@ -90,29 +97,37 @@ def begin(store: str, config: Path, env: dict[str, str]) -> str:
     return next(line.split()[1].rstrip(":") for line in done.stderr.splitlines() if line.startswith("run run_"))
 
 
-def resume(kind: str, store: str, run_id: str, owed: int, env: dict[str, str]) -> None:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    began = time.monotonic()
-    lines = 0
-    with subprocess.Popen(
-        command("--resume", run_id, store=store), env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-    ) as process:
+def resume(kind: str, store: str, run_id: str, what: str, env: dict[str, str]) -> None:
+    """Until it knows its run, until its last rollout, and until it has reported; and the most that its process held."""
+    began, lines, peak, known = time.monotonic(), 0, 0.0, 0.0
+    last = began
+    words = command("--resume", run_id, store=store)
+    with subprocess.Popen(words, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        ended = threading.Event()
+
+        def watch() -> None:
+            nonlocal peak
+            while not ended.wait(0.05):
+                with suppress(OSError, StopIteration):
+                    peak = max(peak, peak_mb(process.pid))
+
+        threading.Thread(target=watch).start()
         for line in process.stderr:
             if line.startswith("run run_"):
-                note(f"s, {kind}: until a resumed run is known", time.monotonic() - began, 10.0)
+                known = known or time.monotonic() - began
             elif run_id not in line:
                 lines += 1
-                if lines == 1:
-                    note(f"s, {kind}: until its first rollout", time.monotonic() - began, 15.0)
                 last = time.monotonic()
-    note(f"s, {kind}: from its last rollout to its end", time.monotonic() - last, 10.0)
-    print(f"{kind}: {owed} attempts and the report in {time.monotonic() - began:.0f} s, exit {process.returncode}")
-    peak = max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-    note(f"MB, {kind}: most that its process held", peak / 1024, 300.0)
-    for name, asked in {"list": ("list",), "list of the run": ("list", run_id), "show": ("show", run_id)}.items():
-        began = time.monotonic()
-        subprocess.run([str(ROLLYARD), *asked, "--store", store], env=env, stdout=subprocess.DEVNULL, check=True)
-        note(f"s, {kind}: rollyard {name}", time.monotonic() - began, 5.0)
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        ended.set()
+    print(f"{kind}: {lines} lines of rollouts, exit {process.returncode}")
+    note(f"s, {kind}: until a resumed run is known, {what}", known, 10.0)
+    if lines:
+        note(f"s, {kind}: from its last rollout to its end", time.monotonic() - last, 15.0)
+    note(f"s, {kind}: in all, {what}", time.monotonic() - began, 30.0)
+    note(f"s of CPU, {kind}: {what}", used.ru_utime + used.ru_stime)
+    note(f"MB, {kind}: most that its process held, {what}", peak, 300.0)
 
 
 async def measure(kind: str, folder: Path, asked: argparse.Namespace) -> None:
@@ -132,7 +147,8 @@ async def measure(kind: str, folder: Path, asked: argparse.Namespace) -> None:
             await multiply_postgres(server.url, copies, done)
         else:
             await asyncio.to_thread(multiply_sqlite, folder / "large.db", copies, done)
-        await asyncio.to_thread(resume, kind, store, run_id, asked.owed, env)
+        await asyncio.to_thread(resume, kind, store, run_id, f"{asked.owed} owed", env)
+        await asyncio.to_thread(resume, kind, store, run_id, "nothing owed", env)
     finally:
         upstream.close()
         if server:
@@ -142,7 +158,7 @@ async def measure(kind: str, folder: Path, asked: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--attempts", type=int, default=100_000)
-    parser.add_argument("--owed", type=int, default=1000)
+    parser.add_argument("--owed", type=int, default=10)
     parser.add_argument("--only", choices=("sqlite", "postgresql"))
     asked = parser.parse_args()
     for kind in (asked.only,) if asked.only else ("sqlite", "postgresql"):

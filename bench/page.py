@@ -175,7 +175,12 @@ def cpu(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measure(store: Path, asked: dict[str, str], repeat: int, what: str = "") -> bool:
+def peak_mb(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
+
+
+def measure(store: Path | str, asked: dict[str, str], repeat: int, what: str = "") -> bool:
     command = [sys.executable, "-m", "rollyard", "view", str(store), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -193,6 +198,7 @@ def measure(store: Path, asked: dict[str, str], repeat: int, what: str = "") -> 
                 times = f"{first * 1e3:9.0f} {used * 1e3:7.0f} {again * 1e3:9.0f} {later * 1e3:7.0f}"
                 print(f"{name:28} {times} {size / 1e3:6.0f}{slow}")
                 most, longest = max(most, used), max(longest, first)
+            note(f"MB that the page's process held{what}", peak_mb(server.pid))
             note(f"s of wall time for the slowest first page{what}", longest, BUDGET_S)
             return note(f"s of CPU for the slowest first page{what}", most, BUDGET_S)
         finally:

@@ -13,4 +13,8 @@ async def clean_snapshots(where: str, target: str, backend: Backend) -> list[str
         kind, found = await store.resolve(target)
         if kind == "rollout":
             return await remove_snapshots([await store.get_rollout(found)], backend)
-        return await remove_snapshots([rollout async for rollout in store.rollouts(found)], backend)
+        gone: list[str] = []
+        async for rollout in store.rollouts(found):
+            if rollout.snapshots:
+                gone += await remove_snapshots([rollout], backend)
+        return gone

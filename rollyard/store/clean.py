@@ -1,20 +1,17 @@
-"""Finding by id, by the start of one or by name, removing runs, and sweeping bodies that nothing refers to."""
+"""Finding by id, by the start of one or by name, and removing runs."""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 
 import msgspec
-from sqlalchemy import Connection, delete, func, select
+from sqlalchemy import Connection, delete, select
 
-from rollyard.core.call import CallRecord
-from rollyard.core.delta import Delta
 from rollyard.core.errors import StoreError
 from rollyard.core.ids import LAST, SHORT
 from rollyard.store.schema import (
     artifacts,
     attempts,
-    blobs,
     calls,
     events,
     nodes,
@@ -27,8 +24,6 @@ from rollyard.store.schema import (
     verdicts,
 )
 
-_record = msgspec.msgpack.Decoder(CallRecord)
-_delta = msgspec.msgpack.Decoder(Delta)
 _OF_ROLLOUTS = (calls, nodes, verdicts, artifacts, notes, texts, events, sessions)
 _SHOWN = 5
 _NEWEST = 200  # runs whose names are held against one that is not there
@@ -102,38 +97,3 @@ def delete_run(connection: Connection, run_id: str) -> int:
         connection.execute(delete(table).where(table.c.run_id == run_id))
     connection.execute(delete(runs).where(runs.c.id == run_id))
     return count
-
-
-def sweep(connection: Connection, now: float) -> int:
-    """Remove bodies that nothing refers to; gives how many. Refused while leases or sessions are open, since a body may
-    be kept a moment before what refers to it."""
-    busy = connection.execute(
-        select(func.count()).where(attempts.c.state == "leased", attempts.c.expires_at > now)
-    ).scalar_one()
-    busy += connection.execute(select(func.count()).where(sessions.c.closed_at.is_(None))).scalar_one()
-    if busy:
-        raise StoreError(f"{busy} leases or sessions are open", hint="sweep when nothing runs")
-    used = _find_used(connection)
-    every = set(connection.execute(select(blobs.c.digest)).scalars())
-    unused = [digest for digest in every if digest not in used]
-    for start in range(0, len(unused), 500):
-        connection.execute(delete(blobs).where(blobs.c.digest.in_(unused[start : start + 500])))
-    return len(unused)
-
-
-def _find_used(connection: Connection) -> set[bytes]:
-    used: set[bytes] = set(connection.execute(select(artifacts.c.digest)).scalars())
-    used |= set(connection.execute(select(rollouts.c.task)).scalars())
-    for packed in connection.execute(select(calls.c.record).execution_options(yield_per=500)).scalars():
-        record = _record.decode(packed)
-        used |= {record.raw_request, record.raw_response, record.tools_digest}
-    query = select(blobs.c.digest, blobs.c.data).where(blobs.c.encoding == "delta")
-    bases = {row.digest: _delta.decode(row.data).base for row in connection.execute(query)}
-    waiting = [digest for digest in used if digest in bases]
-    while waiting:
-        base = bases[waiting.pop()]
-        if base not in used:
-            used.add(base)
-            if base in bases:
-                waiting.append(base)
-    return used

@@ -1,7 +1,7 @@
 """Retention: finished runs that are older than a time go, with all that is theirs.
 
 Rollouts go in transactions of a few hundred, so that servers and other runs go on between two of them; what was removed when
-something fails stays removed, and the next pruning goes on from there. Bodies go last, and only while nothing writes.
+something fails stays removed, and the next pruning goes on from there. Bodies go last (`sweep`), and only while nothing writes.
 """
 
 from __future__ import annotations

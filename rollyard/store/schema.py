@@ -21,9 +21,10 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     event,
+    text,
 )
 
-HEAD = "0012"  # the newest migration
+HEAD = "0013"  # the newest migration
 
 metadata = MetaData()
 
@@ -247,6 +248,7 @@ notes = Table(
     Index("notes_of_rollout", "rollout_id", "id"),
 )
 
+_NAMED = text("place = 'task'")  # the row that says what a rollout is called
 texts = Table(
     "texts",  # what rollouts said and did, for searching; made when a rollout ends, or when the first search finds none
     metadata,
@@ -256,6 +258,8 @@ texts = Table(
     Column("call", Integer),  # number of the model call that first held it
     Column("body", Text, nullable=False),
     Index("texts_of_rollout", "rollout_id", "id"),
+    # one for each rollout whose texts are in: finding those whose are not must not walk past all texts
+    Index("texts_kept", "rollout_id", sqlite_where=_NAMED, postgresql_where=_NAMED),
 )
 WORDS = "texts_words"  # the full-text index: a virtual table on SQLite, an index on PostgreSQL
 for _statement in (

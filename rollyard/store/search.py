@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator, Iterator
 from functools import partial
 
 import msgspec
+from sqlalchemy import Connection, select
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.rollout import Rollout
 from rollyard.store import texts
+from rollyard.store.schema import rollouts
 from rollyard.store.store import Store
 from rollyard.store.texts import Place
-from rollyard.store.values import RolloutQuery
 
 _PAGE = 100
 _WHOLE = re.compile(r"(?<=\s)[A-Za-z]+(?=\s)")
@@ -48,23 +49,29 @@ def whole_words(text: str) -> list[str]:
 async def search(
     store: Store, pattern: re.Pattern[str], *, run_id: str | None = None, words: list[str] | None = None
 ) -> AsyncIterator[Found]:
-    """Every line that matches, rollout by rollout in the order they began; one rollout is in memory at a time. `words` are
-    known to be on each such line: rollouts that lack them are not read."""
+    """Every line that matches, rollout by rollout in the order of their ids. One rollout is in memory at a time, and those alone
+    are read whole whose kept texts match. `words` are known to be on each such line: rollouts that lack them are passed over."""
     likely = await store.rollouts_with(words) if words else None
-    offset: int | None = 0
-    while offset is not None:
-        page = await store.list_rollouts(RolloutQuery(run_id=run_id, limit=_PAGE, offset=offset))
-        for row in page.rows:
-            if likely is not None and row.id not in likely:
-                continue
-            rollout = await store.get_rollout(row.id)
+    last = ""
+    while rows := await store.database.read(partial(_next_rows, run_id=run_id, last=last)):
+        last = rows[-1][0]
+        policies = {id: policy for id, policy in rows if likely is None or id in likely}
+        having = await store.database.read(partial(texts.having, ids=list(policies), pattern=pattern))
+        for id in [id for id in policies if id in having]:
+            rollout = await store.get_rollout(id)
             for place, line, call in _lines(rollout):
                 if pattern.search(line):
                     yield Found(
-                        rollout_id=rollout.id, task_id=rollout.task.id, agent=rollout.agent, policy=row.policy,
+                        rollout_id=id, task_id=rollout.task.id, agent=rollout.agent, policy=policies[id],
                         place=place, line=line, call=call,
                     )  # fmt: skip
-        offset = page.next
+
+
+def _next_rows(connection: Connection, run_id: str | None, last: str) -> list[tuple[str, str | None]]:
+    query = select(rollouts.c.id, rollouts.c.policy).where(rollouts.c.id > last)
+    if run_id is not None:
+        query = query.where(rollouts.c.run_id == run_id)
+    return [(row.id, row.policy) for row in connection.execute(query.order_by(rollouts.c.id).limit(_PAGE))]
 
 
 def _lines(rollout: Rollout) -> Iterator[tuple[Place, str, int | None]]:
@@ -76,7 +83,7 @@ def _lines(rollout: Rollout) -> Iterator[tuple[Place, str, int | None]]:
 
 async def index_missing(store: Store, *, limit: int) -> int:
     """Put in the texts of at most `limit` rollouts that have none yet; gives how many of those are left to do."""
-    waiting = await store.missing_texts(limit + 1_000_000)
+    waiting = await store.missing_texts()
     for rollout_id in waiting[:limit]:
         await store.database.write(partial(texts.put, rollout=await store.get_rollout(rollout_id)))
     return max(0, len(waiting) - limit)

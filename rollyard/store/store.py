@@ -34,6 +34,7 @@ from rollyard.store import leases as _leases
 from rollyard.store import notes as _notes
 from rollyard.store import rollouts as _rollouts
 from rollyard.store import runs as _runs
+from rollyard.store import sweep as _sweep
 from rollyard.store import texts as _texts
 from rollyard.store.data_frames import RolloutList
 from rollyard.store.database import Database
@@ -277,7 +278,9 @@ class Store(Records):
             gone += some
         return gone + await self._delete_run(run_id)
 
-    sweep = writes_at(_clean.sweep)
+    async def sweep(self) -> int:
+        """Remove bodies that nothing refers to; gives how many. Refused while leases or sessions are open."""
+        return await _sweep.sweep(self.database, self.clock())
 
     async def backup(self, target: Path) -> None:
         """A consistent copy of the whole store in one new file, while it is in use (SQLite)."""

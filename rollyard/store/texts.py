@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-from sqlalchemy import Connection, Select, and_, delete, exists, func, literal_column, select, text
+from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, func, literal_column, select, text
 
 from rollyard.core.message import Message
 from rollyard.core.rollout import Rollout
@@ -26,6 +26,7 @@ TASK, CUT = (
 )  # places of rows that are no text of the rollout: what it is called, and that texts are missing
 MOST = 2_000_000
 _PIECE = 64_000  # characters of a row; PostgreSQL indexes no text that is much longer
+_READ = 500  # rows at once: long ones may be a few hundred kB
 _put_texts = Put(texts, ("rollout_id", "place", "call", "body"), there="fail")
 _PHRASE = re.compile(r'"([^"]*)"|(\S+)')
 
@@ -106,32 +107,53 @@ def remove(connection: Connection, rollout_id: str) -> None:
     connection.execute(delete(texts).where(texts.c.rollout_id == rollout_id))
 
 
-def missing(connection: Connection, limit: int) -> list[str]:
+def missing(connection: Connection, limit: int | None = None) -> list[str]:
     """Rollouts whose texts are not in yet, the newest first."""
-    there = exists().where(texts.c.rollout_id == rollouts.c.id)
+    named = texts.c.place == literal_column(f"'{TASK}'")  # as a constant: only so SQLite takes the index of such rows
+    there = exists().where(texts.c.rollout_id == rollouts.c.id, named)
     query = select(rollouts.c.id).where(~there).order_by(rollouts.c.started_at.desc()).limit(limit)
     return list(connection.execute(query).scalars())
 
 
 def find(connection: Connection, query: str, *, run_id: str | None = None, limit: int = 200) -> list[FoundText]:
-    """Texts that have all words of `query`, the newest first; words in double quotes stand together."""
+    """Texts that have all words of `query`, those of rollouts that ended last first; words in double quotes stand together."""
     names = ("id", "run_id", "task_id", "attempt", "agent", "policy", "reward")
     columns = (*(rollouts.c[name] for name in names), texts.c.place, texts.c.call, texts.c.body)
     wanted = phrases(query)
     if not wanted:
         return []
+    newest: ColumnElement[Any] = texts.c.id  # the number that a text was given when it was kept
     chosen = _having(connection, wanted, select(*columns).join(rollouts, rollouts.c.id == texts.c.rollout_id))
     if run_id is not None:
         chosen = chosen.where(rollouts.c.run_id == run_id)
-    rows = connection.execute(chosen.order_by(rollouts.c.started_at.desc(), texts.c.id).limit(limit))
-    return [FoundText(*row) for row in rows]
+        if connection.dialect.name == "postgresql":
+            newest = texts.c.id + 0  # by the number alone it would walk back through the texts of all other runs
+    rows = connection.execute(chosen.order_by(newest.desc()).limit(limit))
+    found: dict[str, list[FoundText]] = {}
+    for row in rows:
+        found.setdefault(row.id, []).append(FoundText(*row))
+    return [one for of_rollout in found.values() for one in reversed(of_rollout)]
 
 
 def candidates(connection: Connection, words: Sequence[str]) -> set[str]:
     """Rollouts with a text that has all these words, and those of which not every text is known."""
     found = set(connection.execute(_having(connection, words, select(texts.c.rollout_id))).scalars())
     found |= set(connection.execute(select(texts.c.rollout_id).where(texts.c.place == CUT)).scalars())
-    return found | set(missing(connection, 1_000_000))
+    return found | set(missing(connection))
+
+
+def having(connection: Connection, ids: Sequence[str], pattern: re.Pattern[str]) -> set[str]:
+    """Those of the rollouts that have a line which matches, or of which that cannot be known here: their texts are not in, are
+    cut, or one is kept in pieces."""
+    query = select(texts.c.rollout_id, texts.c.place, texts.c.body).where(texts.c.rollout_id.in_(ids))
+    seen, found = set[str](), set[str]()
+    for rollout_id, place, body in connection.execute(query.execution_options(yield_per=_READ)):
+        seen.add(rollout_id)
+        if rollout_id in found or place == TASK:
+            continue
+        if place == CUT or len(body) >= _PIECE or "\ufffd" in body or any(map(pattern.search, body.splitlines())):
+            found.add(rollout_id)
+    return found | (set(ids) - seen)
 
 
 def phrases(query: str) -> list[str]:

@@ -68,6 +68,7 @@ async def test_calls_of_an_older_database_are_kept(tmp_path):
             f"INSERT INTO calls ({columns}) VALUES {', '.join(rows)}",
             "ALTER TABLE attempts DROP COLUMN image",
             "ALTER TABLE attempts DROP COLUMN gpus",
+            "DROP INDEX texts_kept",
             "UPDATE alembic_version SET version_num = '0010'",
         ):
             connection.execute(text(statement))

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from sqlalchemy import text
 
 from rollyard.core.errors import ConfigError, LeaseLost, SessionClosed, StoreError, Unsupported
 from rollyard.core.events import AgentEvent, Event
@@ -11,7 +12,7 @@ from rollyard.core.lease import Attempt
 from rollyard.core.protocols import SessionRecord
 from rollyard.core.rollout import CommandRecord, Failure, Rollout, StageRecord, Verdict
 from rollyard.core.task import File, Task
-from rollyard.store import Store, leases
+from rollyard.store import Store, leases, sweep
 from rollyard.store.values import RolloutQuery
 from rollyard.testing.call_log import commit_all, conversation
 from tests.waiting import Clock
@@ -309,9 +310,9 @@ async def test_the_start_of_an_id_is_enough_when_it_is_unique(store):
     await store.commit_rollout(rollout("ro_xyz"))
     assert await store.resolve("run_abc") == ("run", "run_abc1")
     assert await store.resolve("ro_") == ("rollout", "ro_xyz")
-    for text in ("run_ab", "nothing", "run%"):
+    for start in ("run_ab", "nothing", "run%"):
         with pytest.raises(StoreError):
-            await store.resolve(text)
+            await store.resolve(start)
 
 
 async def test_a_deleted_run_takes_its_rollouts_and_a_sweep_their_bodies(store):
@@ -326,6 +327,36 @@ async def test_a_deleted_run_takes_its_rollouts_and_a_sweep_their_bodies(store):
     assert (await store.get_rollout("ro2")).files == {"keep": b"kept"}
     with pytest.raises(StoreError):
         await store.get_rollout("ro1")
+
+
+async def test_a_sweep_that_a_writer_overtakes_removes_nothing(store):
+    """A body that was found unused may be named by what is written before it goes."""
+    await store.put_blob(b"found unused")
+    write = store.database.write
+
+    async def overtaken(work):
+        store.database.write = write
+        await store.commit_rollout(rollout("ro1", files={"f": b"found unused"}))
+        return await write(work)
+
+    store.database.write = overtaken
+    with pytest.raises(StoreError, match="written meanwhile"):
+        await store.sweep()
+    assert (await store.get_rollout("ro1")).files == {"f": b"found unused"}
+    assert await store.sweep() == 0
+
+
+async def test_a_sweep_takes_several_transactions_and_keeps_what_differences_build_on(store, monkeypatch):
+    monkeypatch.setattr(sweep, "AT_ONCE", 7)
+    for n in range(30):
+        await store.put_blob(b"unused %d" % n)
+    _, added = conversation("ro1", 4, pad=20_000)
+    await commit_all(store, added)
+    # the body of the first request is named by no call any more, and the later ones are differences from it
+    await store.database.write(lambda c: c.execute(text("DELETE FROM calls WHERE seq = 0")))
+    assert await store.sweep() == 31
+    for one, call in added[1:]:
+        assert await store.load_blob(one.record.raw_request) == call.raw
 
 
 async def test_a_run_is_removed_in_transactions_of_a_few_rollouts_and_can_be_broken_off(store):

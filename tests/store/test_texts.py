@@ -1,6 +1,7 @@
 """Texts of rollouts are found by their words, on SQLite and on PostgreSQL; what people say is kept beside them."""
 
 import re
+from functools import partial
 
 import pytest
 
@@ -102,6 +103,17 @@ async def test_of_a_very_long_rollout_the_beginning_is_there_and_a_pattern_still
     await ended(store, "ro1", "start " + "x" * texts.MOST)
     assert await places(store, "start") == {("ro1", "message")}
     assert await store.rollouts_with(["nothing"]) == {"ro1"}
+
+
+async def test_a_pattern_is_found_where_two_pieces_of_a_long_text_meet_and_at_the_ends_of_lines(store):
+    diffs = {"ro1": "x" * 63_996 + "a needle in two pieces", "ro2": "first\nsecond line\nthird", "ro3": "no such"}
+    for name, diff in diffs.items():
+        await store.commit_rollout(Rollout(id=name, task=Task(id="t", instruction="x"), agent="pi", diff=diff))
+    for pattern, rollout_id in (("needle in", "ro1"), ("^second line$", "ro2")):
+        found = [one async for one in search(store, re.compile(pattern))]
+        assert [one.rollout_id for one in found] == [rollout_id]
+    read_whole = partial(texts.having, ids=list(diffs), pattern=re.compile("^second line$"))
+    assert await store.database.read(read_whole) == {"ro1", "ro2"}
 
 
 async def test_notes_labels_and_scores_are_kept_replaced_and_removed(store):

@@ -17,7 +17,7 @@ from rollyard.store.exports.atif import AtifDocuments
 from rollyard.store.exports.harbor_job import HarborJob
 from rollyard.store.exports.inspect import InspectLog
 from rollyard.store.exports.lines import AttemptLines, SampleLines, TurnLines
-from rollyard.store.exports.sink import JsonLines, Writer
+from rollyard.store.exports.sink import JsonLines, Writer, remove_dead_parts
 from rollyard.store.listing import run_id
 from rollyard.store.store import Store
 from rollyard.store.values import RunInfo
@@ -97,6 +97,8 @@ async def export(
     info = await store.get_run(run_id)
     count, refused, dropped = 0, 0, 0
     refused_at = path.with_name(path.name + ".refused.jsonl")
+    for made in (path, refused_at):
+        remove_dead_parts(made)
     with ExitStack() as stack:
         tree = await _load_tree(store, info) if chosen in ("samples", "parquet") else ValueTree(())
         writer = stack.enter_context(_writer(chosen, path, tree, kinds, unscored))

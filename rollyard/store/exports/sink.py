@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import os
+import shutil
+import socket
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -27,7 +30,21 @@ class Writer(Protocol):
 
 
 def partial_name(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
+    return path.with_name(f"{_partial_start(path)}{os.getpid()}.part")
+
+
+def remove_dead_parts(path: Path) -> None:
+    """What exports to this place that were killed on this machine left behind."""
+    start = _partial_start(path)
+    for part in path.parent.glob(f"{glob.escape(start)}*.part"):
+        pid = part.name.removeprefix(start).removesuffix(".part")
+        if not pid.isdigit() or Path(f"/proc/{pid}").exists():
+            continue
+        shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
+
+
+def _partial_start(path: Path) -> str:
+    return f".{path.name}.{socket.gethostname()}."
 
 
 class JsonLines:

@@ -9,14 +9,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, Float, Integer, Update, bindparam, case, func, insert, or_, select, update
+from sqlalchemy import (
+    Connection,
+    Float,
+    Integer,
+    Update,
+    bindparam,
+    case,
+    func,
+    insert,
+    literal_column,
+    or_,
+    select,
+    update,
+)
 
 from rollyard.core.errors import PlaneConflict, PlaneError, PlaneNotFound, PlaneQuota, PlaneRateLimited
 from rollyard.core.plane import AdmissionTerms, Happening, Instance, InstancePlan, InstanceState, OwnerUsage
 from rollyard.plane.storage.sql.insert import insert_new
+from rollyard.plane.storage.sql.prepared import Prepared
+from rollyard.store.database import Put
 from rollyard.store.schema import plane_history as history
 from rollyard.store.schema import plane_instances as instances
 from rollyard.store.schema import plane_labels as label_rows
@@ -42,7 +58,18 @@ def _charge() -> Update:
     return update(owners).where(*mine).values(used=owners.c.used + 1, next_at=later)
 
 
-_CHARGE = _charge()
+_CHARGE = Prepared(_charge())
+_put_instances = Put(instances, (*_COLUMNS, "plan", "labels"), there="fail")
+_put_history = Put(history, ("instance_id", "at", "state", "reason"), there="fail")
+_plan = msgspec.json.Decoder(InstancePlan)
+
+
+@cache
+def _step(origin: tuple[InstanceState, ...], changed: tuple[str, ...]) -> Prepared:
+    """A step from these states that changes these columns too."""
+    new = {name: bindparam(f"new_{name}", type_=instances.c[name].type) for name in ("state", "updated_at", *changed)}
+    mine = (instances.c.id == bindparam("which"), or_(*(instances.c.state == literal_column(f"'{s}'") for s in origin)))
+    return Prepared(update(instances).where(*mine).values(new).returning(instances))
 
 
 def begin(
@@ -55,10 +82,8 @@ def begin(
         assert before is not None
         return before, False
     admit(connection, new.owner, terms, new.created_at)
-    values = {name: getattr(new, name) for name in _COLUMNS}
-    values["plan"] = msgspec.json.encode(new.plan).decode()
-    values["labels"] = msgspec.json.encode(new.labels).decode()
-    connection.execute(insert(instances), values)
+    texts = (msgspec.json.encode(new.plan).decode(), msgspec.json.encode(new.labels).decode())
+    _put_instances.rows(connection, [(*(getattr(new, name) for name in _COLUMNS), *texts)])
     if new.labels:
         rows = [{"instance_id": new.id, "name": name, "value": value} for name, value in new.labels.items()]
         connection.execute(insert(label_rows), rows)
@@ -76,12 +101,12 @@ def admit(connection: Connection, owner: str, terms: AdmissionTerms, now: float)
         "early": max(terms.burst, 1) - 1,
         "now": now,
     }
-    if connection.execute(_CHARGE, said).rowcount:
+    if _CHARGE.count(connection, said):
         return
     insert_new(
         connection, owners, {"owner": owner, "used": 0, "next_at": 0.0}
     )  # or wait for the transaction that inserts it
-    if not connection.execute(_CHARGE, said).rowcount:
+    if not _CHARGE.count(connection, said):
         row = connection.execute(select(owners).where(owners.c.owner == owner)).mappings().one()
         used = OwnerUsage(owner=owner, used=row["used"], quota=row["quota"], rate=row["rate"])
         raise refusal(used, terms, row["next_at"], now)
@@ -128,16 +153,9 @@ def step(
     **changes: Any,
 ) -> Instance | None:
     """Go from one of `origin` to `state`; None when the instance is in another state by now."""
-    row = (
-        connection.execute(
-            update(instances)
-            .where(instances.c.id == instance_id, instances.c.state.in_(origin))
-            .values(state=state, updated_at=at, **changes)
-            .returning(instances)
-        )
-        .mappings()
-        .first()
-    )
+    new = {"state": state, "updated_at": at, **changes}
+    said = {"which": instance_id, **{f"new_{name}": value for name, value in new.items()}}
+    row = _step(origin, tuple(changes)).first(connection, said)
     if row is None:
         return None
     add_history(connection, [(instance_id, at, state, changes.get("reason"))])
@@ -249,13 +267,10 @@ def counts(connection: Connection) -> dict[tuple[str, str], int]:
 
 
 def record(row: Any) -> Instance:
-    return Instance(
-        plan=msgspec.json.decode(row["plan"], type=InstancePlan),
-        labels=msgspec.json.decode(row["labels"]),
-        **{name: row[name] for name in _COLUMNS},
-    )
+    fields: dict[str, Any] = {name: row[name] for name in _COLUMNS}
+    fields["live"] = bool(row["live"])
+    return Instance(plan=_plan.decode(row["plan"]), labels=msgspec.json.decode(row["labels"]), **fields)
 
 
 def add_history(connection: Connection, lines: Iterable[tuple[str, float, str, str | None]]) -> None:
-    rows = [{"instance_id": id, "at": at, "state": state, "reason": reason} for id, at, state, reason in lines]
-    connection.execute(insert(history), rows)
+    _put_history.rows(connection, list(lines))
