@@ -27,6 +27,7 @@ from rollyard.core.scratch import async_scratch
 from rollyard.core.task import Artifact, VerifierSpec
 from rollyard.tasks import planted, transfer
 from rollyard.tasks.planted import Before
+from rollyard.tasks.python_startup import KnownFiles
 from rollyard.tasks.verifiers.runner import RunnerNotStarted
 from rollyard.tasks.verifiers.sandbox import HOME, LOGS, TESTS, VerifierSandbox, clean_env
 
@@ -44,6 +45,7 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True):
     own, image built. `layers` are ids of read-only tools for the verifier alone, `tools` their bin directories; `image_env` is
     the pristine image's environment, `env` the verifier's own, resolved. `collected` are collect hooks that ran already; None:
     they run here. `before` is what was seen before the agent started; a sealed verdict without it looks at the pristine image.
+    `known` are files that were read before, in other rollouts too.
     """
 
     spec: VerifierSpec
@@ -60,6 +62,7 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 600.0
     collected: tuple[CommandRecord, ...] | None = None
     before: Before | None = None
+    known: KnownFiles = msgspec.field(default_factory=KnownFiles)
     record: Callable[[CommandRecord], None] | None = None  # told each command of the verifier's when it has ended
     keep: Callable[[Sandbox], Awaitable[None]] | None = None  # shown the verifier's sandbox when it has judged
 
@@ -107,7 +110,7 @@ async def judge(
             notes += await planted.remove_links(box.sandbox, before, _judged_folders(case))
         await _make_paths(case, box)
         if before is not None:
-            notes += await planted.put_back(box.sandbox, before, case.workdir)
+            notes += await planted.put_back(box.sandbox, before, case.workdir, case.known)
             await _guard(case, box, before)
         verdict = await _run(case, box, backend, verifier, prepare)
         if case.keep is not None:
@@ -173,7 +176,7 @@ async def _seal(
     async with async_scratch("judge") as folder:
         load = await transfer.take(sandbox, transfer.choose_artifacts(workdir, case.artifacts, case.workdir), folder)
         fresh = await stack.enter_async_context(backend.open(describe_fresh(case)))
-        before = await planted.look_pristine(fresh, case.workdir, case.before)
+        before = await planted.look_pristine(fresh, case.workdir, case.before, case.known)
         await transfer.put(load, fresh, user=case.agent_user)
     return await _wrap_fresh(case, fresh), list(load.notes), before
 

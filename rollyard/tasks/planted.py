@@ -18,7 +18,7 @@ import msgspec
 from rollyard.core.protocols import Sandbox
 from rollyard.tasks import git_settings, planted_links, python_startup
 from rollyard.tasks.git_settings import Repository
-from rollyard.tasks.python_startup import StartUp
+from rollyard.tasks.python_startup import KnownFiles, StartUp
 from rollyard.tasks.verifiers.sandbox import SAFE_PATH
 
 _TIMEOUT_S = 60.0
@@ -39,9 +39,9 @@ class Before(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[str, ...] = ()
 
 
-async def look(sandbox: Sandbox, workdir: str, *, start_up: bool = True) -> Before:
+async def look(sandbox: Sandbox, workdir: str, known: KnownFiles, *, start_up: bool = True) -> Before:
     """What is there now. The caller knows that the agent has not run yet."""
-    found = await python_startup.look(sandbox, workdir) if start_up else None
+    found = await python_startup.look(sandbox, workdir, known) if start_up else None
     if workdir.rstrip("/") == "":
         return Before(start_up=found)
     links, repositories, modules = await asyncio.gather(
@@ -53,17 +53,18 @@ async def look(sandbox: Sandbox, workdir: str, *, start_up: bool = True) -> Befo
     return Before(start_up=found, links=targets, repositories=repositories, modules=modules)
 
 
-async def look_pristine(fresh: Sandbox, workdir: str, seen: Before | None) -> Before:
+async def look_pristine(fresh: Sandbox, workdir: str, seen: Before | None, known: KnownFiles) -> Before:
     """The same for a judge's own sandbox. What was seen in the agent's knows the task's files and setup too, so that only what
     Python loads unasked is looked for here."""
     if seen is None:
-        return await look(fresh, workdir)
-    return msgspec.structs.replace(seen, start_up=await python_startup.look(fresh, workdir))
+        return await look(fresh, workdir, known)
+    return msgspec.structs.replace(seen, start_up=await python_startup.look(fresh, workdir, known))
 
 
-async def put_back(sandbox: Sandbox, before: Before, workdir: str) -> list[str]:
+async def put_back(sandbox: Sandbox, before: Before, workdir: str, known: KnownFiles) -> list[str]:
     """Undo what the agent added or changed; a note for each file."""
-    notes = await python_startup.put_back(sandbox, before.start_up, workdir) if before.start_up is not None else []
+    start_up = before.start_up
+    notes = await python_startup.put_back(sandbox, start_up, workdir, known) if start_up is not None else []
     if workdir.rstrip("/") == "":
         return notes
     return notes + await git_settings.restore_repositories(sandbox, workdir, before.repositories)
