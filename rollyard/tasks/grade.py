@@ -106,11 +106,10 @@ async def judge(
         if not await is_directory(box.sandbox, box.cwd):
             notes.append(f"{box.cwd} is no directory any more: the verifier runs in /")
             box.cwd = "/"
-        if before is not None:
-            notes += await planted.remove_links(box.sandbox, before, _judged_folders(case))
+        now = await _remove_links(case, box, before, notes) if before is not None else None
         await _make_paths(case, box)
-        if before is not None:
-            notes += await planted.put_back(box.sandbox, before, case.workdir, case.known)
+        if before is not None and now is not None:
+            notes += await planted.put_back(box.sandbox, before, now, case.known)
             await _guard(case, box, before)
         verdict = await _run(case, box, backend, verifier, prepare)
         if case.keep is not None:
@@ -187,6 +186,16 @@ def _judged_folders(case: Judging) -> list[str]:
     return [artifact.source for artifact in chosen]
 
 
+async def _remove_links(case: Judging, box: VerifierSandbox, before: Before, notes: list[str]) -> planted.Now:
+    """How things are without the agent's links; a note for each link."""
+    places = _judged_folders(case)
+    now = await planted.look_again(box.sandbox, before, case.workdir, places)
+    if not (removed := await planted.remove_links(box.sandbox, before, now, places)):
+        return now
+    notes += removed
+    return await planted.look_again(box.sandbox, before, case.workdir, places)
+
+
 async def _guard(case: Judging, box: VerifierSandbox, before: Before) -> None:
     if not case.spec.safe_path:
         return
@@ -235,7 +244,9 @@ def _own_paths(case: Judging) -> tuple[str, ...]:
 
 
 async def _remove_paths(case: Judging, box: VerifierSandbox) -> None:
-    """Test, reward and home directories, and links in their place, are gone."""
+    """Test, reward and home directories, and links in their place, are gone; and so is what every program would load."""
+    if case.spec.grade != "sealed" and await _kind(box.sandbox, _PRELOAD) is not None:
+        await box.sandbox.remove(_PRELOAD)
     for path in ("/logs", *_own_paths(case)):
         kind = await _kind(box.sandbox, path)
         if kind is not None and not (path == "/logs" and kind == "dir"):
@@ -252,8 +263,6 @@ async def _make_paths(case: Judging, box: VerifierSandbox) -> None:
     if case.agent_user is not None and sandbox.capabilities.users:
         # renaming a directory takes rights on its parent, which the agent's user may have been given
         await sandbox.exec("chown 0:0 /logs && chmod 755 /logs", cwd="/", user="0", timeout=_OWN_S)
-    if case.spec.grade != "sealed" and await _kind(sandbox, _PRELOAD) is not None:
-        await sandbox.remove(_PRELOAD)
 
 
 async def _clear_away(case: Judging, sandbox: Sandbox) -> None:

@@ -24,9 +24,7 @@ class LookScript(NamedTuple):
 async def run_looks(sandbox: Sandbox, what: str, scripts: Sequence[LookScript]) -> list[bytes | None]:
     """What each of them printed; None for those that the bound on output cut off. `what` is for the error."""
     mark = secrets.token_hex(16)
-    parts = [
-        f"look() {{\n{script.text}\n}}\nlook {shlex.join(script.words)}\nprintf %s {mark}\n" for script in scripts
-    ]
+    parts = [f"look() {{\n{script.text}\n}}\nlook {shlex.join(script.words)}\nprintf %s {mark}\n" for script in scripts]
     done = await sandbox.exec(
         ["/bin/sh", "-c", "".join(parts), "look"],
         cwd="/",

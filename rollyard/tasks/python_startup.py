@@ -26,9 +26,9 @@ import msgspec
 
 from rollyard.core.errors import PathError, VerifierError
 from rollyard.core.protocols import Sandbox
+from rollyard.tasks.look_scripts import LookScript, need_all, run_looks
 
-_TIMEOUT_S = 60.0
-_MAX_BYTES = 64 * 2**20
+_WHAT = "Python's start-up files"
 _REMEMBERED = 64 * 2**20  # bytes of contents
 _SUM = 64  # characters of a checksum
 _GROUP = "pytest11"
@@ -105,6 +105,7 @@ class KnownFiles:
     """What files hold, by their checksums. All sandboxes of an image have the same ones, so that each is read once in a run."""
 
     def __init__(self) -> None:
+        self.libraries: tuple[str, ...] = ()  # those of the last image
         self._contents: dict[str, bytes] = {}
         self._size = 0
 
@@ -128,15 +129,24 @@ class KnownFiles:
 
 async def look(sandbox: Sandbox, workdir: str, known: KnownFiles) -> StartUp:
     """What is there now. The caller knows that the agent has not run yet."""
-    found = await _run(sandbox, _FIND, ())
-    libraries = tuple(found.decode("utf-8", "surrogateescape").splitlines())
-    digests, files = await _list(sandbox, workdir, _places(libraries), known)
+    guess = known.libraries
+    found, listed = await run_looks(sandbox, _WHAT, (LookScript(_FIND), list_script(workdir, guess)))
+    libraries = tuple(need_all(found, _WHAT).decode("utf-8", "surrogateescape").splitlines())
+    if libraries != guess:
+        known.libraries = libraries
+        (listed,) = await run_looks(sandbox, _WHAT, (list_script(workdir, libraries),))
+    digests, files = await _read_listed(sandbox, listed, _places(libraries), known)
     return StartUp(libraries=libraries, files=files, digests=digests)
 
 
-async def put_back(sandbox: Sandbox, before: StartUp, workdir: str, known: KnownFiles) -> list[str]:
+def list_script(workdir: str, libraries: Sequence[str]) -> LookScript:
+    """Prints what `put_back` reads."""
+    return LookScript(_LIST, (workdir, *_places(libraries)))
+
+
+async def put_back(sandbox: Sandbox, before: StartUp, listed: bytes | None, known: KnownFiles) -> list[str]:
     """Undo what the agent added or changed; a note for each file."""
-    digests, now = await _list(sandbox, workdir, _places(before.libraries), known, before)
+    digests, now = await _read_listed(sandbox, listed, _places(before.libraries), known, before)
     plugins = {plugin for path, data in before.files.items() if data for plugin in _plugins(path, data)}
     notes: list[str] = []
     for path, data in now.items():
@@ -175,15 +185,16 @@ _Digests = dict[str, str | None]
 _Files = dict[str, bytes | None]
 
 
-async def _list(
-    sandbox: Sandbox, workdir: str, places: Sequence[str], known: KnownFiles, before: StartUp | None = None
+async def _read_listed(
+    sandbox: Sandbox, listed: bytes | None, places: Sequence[str], known: KnownFiles, before: StartUp | None = None
 ) -> tuple[_Digests, _Files]:
     """Checksums and contents; those of files that are as they were before are not read again."""
-    digests = await _list_places(sandbox, workdir, places)
+    digests = _parse(need_all(listed, _WHAT))
     files = await _read(sandbox, digests, known, before)
     more = [place for place in _find_added_paths(files) if place not in places]
     if more:
-        added = await _list_places(sandbox, "/", more)
+        (listed,) = await run_looks(sandbox, _WHAT, (LookScript(_LIST, ("/", *more)),))
+        added = _parse(need_all(listed, _WHAT))
         digests |= added
         files |= await _read(sandbox, added, known, before)
     return digests, files
@@ -197,8 +208,8 @@ async def _read(sandbox: Sandbox, digests: _Digests, known: KnownFiles, before: 
     return files
 
 
-async def _list_places(sandbox: Sandbox, workdir: str, places: Sequence[str]) -> _Digests:
-    records = iter((await _run(sandbox, _LIST, (workdir, *places))).split(b"\0"))
+def _parse(listed: bytes) -> _Digests:
+    records = iter(listed.split(b"\0"))
     found: _Digests = {}
     while True:
         paths = list(iter(lambda: next(records, b""), b""))
@@ -221,17 +232,6 @@ def _take_sum(sums: bytes, path: bytes) -> tuple[str | None, bytes]:
         if sums.startswith(mark) and sums[end:].startswith(name + b"\n"):
             return sums[len(mark) : len(mark) + _SUM].decode("ascii", "replace"), sums[end + len(name) + 1 :]
     return None, sums
-
-
-async def _run(sandbox: Sandbox, script: str, words: Sequence[str]) -> bytes:
-    user = "0" if sandbox.capabilities.users else None
-    command = ["/bin/sh", "-c", script, "look", *words]
-    done = await sandbox.exec(
-        command, cwd="/", user=user, env={"LC_ALL": "C"}, timeout=_TIMEOUT_S, max_output=_MAX_BYTES
-    )
-    if not done.ok or done.truncated:
-        raise VerifierError(f"looking at Python's start-up files failed: {done.text.strip()[-400:]}")
-    return done.stdout
 
 
 def _keep(
