@@ -38,7 +38,8 @@ def _events(line: str, before: str) -> Iterator[AgentEvent]:
         yield AgentEvent(kind="done", ok=event["ok"], text=event["text"])
 
 
-_ARGV = ("python3", "-I", _PROGRAM, PROMPT, _TASK)
+# -S: it uses the standard library alone, and what an image adds to every start may cost more than the start
+_ARGV = ("python3", "-I", "-S", _PROGRAM, PROMPT, _TASK)
 
 agent = Agent(
     name="shell-agent",

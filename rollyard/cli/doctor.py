@@ -86,19 +86,16 @@ def _print_capacity(agents: Sequence[str], json: bool) -> None:
             f"memory {found.total_mb} MB, available {found.available_mb} MB, of which {found.head_room_mb} MB stay free; "
             f"swap {found.swap_mb} MB"
         )
-        header = ["agent", "MB awake", "agents", "MB asleep", "paged out", "agents", ""]
-        rows = [
-            [
-                row.agent,
-                *(
-                    "-" if value is None else str(value)
-                    for value in (row.awake_mb, row.awake, row.asleep_mb, row.paged_out_mb, row.asleep)
-                ),
-                row.problem,
-            ]
-            for row in found.agents
-        ]
-        print_table(header, rows)
+        header = ["agent", "awake, MB", "fit", *(() if found.no_sleep else ("asleep, MB", "paged out, MB", "fit"))]
+        measured = [row for row in found.agents if row.awake is not None]
+        figures = [(row.awake_mb, row.awake, row.asleep_mb, row.paged_out_mb, row.asleep) for row in measured]
+        cells = [["-" if value is None else str(value) for value in values] for values in figures]
+        if measured:
+            rows = zip(measured, cells, strict=True)
+            print_table(header, [[row.agent, *values][: len(header)] for row, values in rows])
+        for row in found.agents:
+            if row.problem:
+                print_text(f"{row.agent}: not measured. {row.problem}")
         if found.no_sleep:
             print_text(f"asleep: not measured. {found.no_sleep}")
     failed = [row.awake is None for row in found.agents]

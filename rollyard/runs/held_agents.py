@@ -90,22 +90,22 @@ async def hold_agents(
                 hooks=Hooks(after_setup=(keep,)),
             ) as run,
         ):  # fmt: skip
-            await _start(run, policy, agent, count)
+            await _start(run, policy, count)
             yield policy, boxes
 
 
-async def _start(run: Run, policy: HoldingPolicy, agent: Agent, count: int) -> None:
+async def _start(run: Run, policy: HoldingPolicy, count: int) -> None:
     """All of them held, or an error with what became of the first that ended before."""
     async with anyio.create_task_group() as group:
 
         async def watch() -> None:
             async for done in run:
                 why = done.failure.message if done.failure is not None else "it made no call"
-                raise AgentError(f"agent {agent.name!r} ended before it was held: {why}")
+                raise AgentError(f"it ended before its first model call: {why}")
 
         group.start_soon(watch)
         with anyio.move_on_after(START_S) as scope:
             await policy.wait(count)
         if scope.cancelled_caught:
-            raise AgentError(f"agent {agent.name!r} made no model call within {START_S:g} s")
+            raise AgentError(f"it made no model call within {START_S:g} s")
         group.cancel_scope.cancel()

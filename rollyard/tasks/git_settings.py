@@ -2,7 +2,7 @@
 
 A repository's own configuration can name programs (`filter.*`, `diff.*.textconv`, `core.fsmonitor`, aliases), other files
 (`include.path`) and make changes invisible (`info/attributes`, `info/exclude`, grafts, flags and times in the index). Before the
-agent starts, these files are read (`list_repositories`); before the tests run, a changed configuration keeps the settings that it
+agent starts, these files are read (`read_listed`); before the tests run, a changed configuration keeps the settings that it
 had and those that say where things come from, the other files become what they were, and a changed index is made anew out of its
 own entries, so that git compares every file by its content.
 """
@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from rollyard.core.errors import PathError, VerifierError
 from rollyard.core.protocols import Sandbox
+from rollyard.tasks.look_scripts import LookScript, need_all
 from rollyard.tasks.verifiers.sandbox import CLEAN
 
 _TIMEOUT_S = 120.0
@@ -55,8 +56,8 @@ lead() {
 }'
 export workdir
 find "$workdir" -name node_modules -prune -o -name HEAD ! -path '*/logs/HEAD' ! -path '*/refs/*' \
-    -exec sh -c "$tools"' ; for head; do show "${head%/HEAD}"; done' sh {} + 2>/dev/null
-find "$workdir" -name node_modules -prune -o -name .git \( -type f -o -type l \) \
+    -exec sh -c "$tools"' ; for head; do show "${head%/HEAD}"; done' sh {} + \
+    -o -name .git \( -type f -o -type l \) \
     -exec sh -c "$tools"' ; for link; do lead "$link"; done' sh {} + 2>/dev/null
 eval "$tools"
 above=$workdir
@@ -102,9 +103,13 @@ class Repository(msgspec.Struct, frozen=True, kw_only=True):
     files: Mapping[str, bytes] = {}
 
 
-async def list_repositories(sandbox: Sandbox, workdir: str) -> dict[str, Repository]:
-    out = await _run(sandbox, _LIST, (workdir.rstrip("/"),))
-    parts = iter(out.split(b"\0"))
+def list_script(workdir: str) -> LookScript:
+    """Prints what `read_listed` reads."""
+    return LookScript(_LIST, (workdir.rstrip("/"),))
+
+
+def read_listed(listed: bytes | None) -> dict[str, Repository]:
+    parts = iter(need_all(listed, "the repositories").split(b"\0"))
     found: dict[str, Repository] = {}
     for directory in parts:
         files: dict[str, bytes] = {}
@@ -116,10 +121,12 @@ async def list_repositories(sandbox: Sandbox, workdir: str) -> dict[str, Reposit
     return found
 
 
-async def restore_repositories(sandbox: Sandbox, workdir: str, before: Mapping[str, Repository]) -> list[str]:
+async def restore_repositories(
+    sandbox: Sandbox, before: Mapping[str, Repository], found: Mapping[str, Repository]
+) -> list[str]:
     """Undo what steers git and was not there before the agent; a note for each file."""
     notes: list[str] = []
-    for directory, now in (await list_repositories(sandbox, workdir)).items():
+    for directory, now in found.items():
         old = before.get(directory, Repository()).files
         sparse = any(b"sparsecheckout" in old.get(name, b"").lower() for name in _CONFIGS)
         for name in (*_CONFIGS, *_FILES):
@@ -133,7 +140,7 @@ async def restore_repositories(sandbox: Sandbox, workdir: str, before: Mapping[s
             if not (data and kept and _settings(data) == _settings(kept)):
                 notes.append(f"left by the agent, reduced to what a checkout needs: {directory}/{name}")
         if "index" in now.files and now.files["index"] != old.get("index"):
-            await _run(sandbox, _INDEX, (directory, "sparse" if sparse else "whole"))
+            await _make_index(sandbox, directory, sparse=sparse)
     return notes
 
 
@@ -147,13 +154,12 @@ async def _replace(sandbox: Sandbox, path: str, data: bytes | None, kept: bytes 
         raise VerifierError(f"{path} was left by the agent and cannot be put back: {error}") from error
 
 
-async def _run(sandbox: Sandbox, script: str, words: Sequence[str]) -> bytes:
+async def _make_index(sandbox: Sandbox, directory: str, *, sparse: bool) -> None:
     user = "0" if sandbox.capabilities.users else None
-    command = ["/bin/sh", "-c", script, "git", *words]
+    command = ["/bin/sh", "-c", _INDEX, "git", directory, "sparse" if sparse else "whole"]
     done = await sandbox.exec(command, cwd="/", user=user, env={**CLEAN, "LC_ALL": "C"}, timeout=_TIMEOUT_S)
     if not done.ok or done.truncated:
-        raise VerifierError(f"looking at the repositories failed: {done.text.strip()[-400:]}")
-    return done.stdout
+        raise VerifierError(f"making the index of {directory} anew failed: {done.text.strip()[-400:]}")
 
 
 def _reduce(data: bytes | None, old: bytes | None) -> bytes | None:

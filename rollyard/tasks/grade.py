@@ -27,6 +27,7 @@ from rollyard.core.scratch import async_scratch
 from rollyard.core.task import Artifact, VerifierSpec
 from rollyard.tasks import planted, transfer
 from rollyard.tasks.planted import Before
+from rollyard.tasks.python_startup import KnownFiles
 from rollyard.tasks.verifiers.runner import RunnerNotStarted
 from rollyard.tasks.verifiers.sandbox import HOME, LOGS, TESTS, VerifierSandbox, clean_env
 
@@ -44,6 +45,7 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True):
     own, image built. `layers` are ids of read-only tools for the verifier alone, `tools` their bin directories; `image_env` is
     the pristine image's environment, `env` the verifier's own, resolved. `collected` are collect hooks that ran already; None:
     they run here. `before` is what was seen before the agent started; a sealed verdict without it looks at the pristine image.
+    `known` are files that were read before, in other rollouts too.
     """
 
     spec: VerifierSpec
@@ -60,6 +62,7 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float = 600.0
     collected: tuple[CommandRecord, ...] | None = None
     before: Before | None = None
+    known: KnownFiles = msgspec.field(default_factory=KnownFiles)
     record: Callable[[CommandRecord], None] | None = None  # told each command of the verifier's when it has ended
     keep: Callable[[Sandbox], Awaitable[None]] | None = None  # shown the verifier's sandbox when it has judged
 
@@ -103,11 +106,10 @@ async def judge(
         if not await is_directory(box.sandbox, box.cwd):
             notes.append(f"{box.cwd} is no directory any more: the verifier runs in /")
             box.cwd = "/"
-        if before is not None:
-            notes += await planted.remove_links(box.sandbox, before, _judged_folders(case))
+        now = await _remove_links(case, box, before, notes) if before is not None else None
         await _make_paths(case, box)
-        if before is not None:
-            notes += await planted.put_back(box.sandbox, before, case.workdir)
+        if before is not None and now is not None:
+            notes += await planted.put_back(box.sandbox, before, now, case.known)
             await _guard(case, box, before)
         verdict = await _run(case, box, backend, verifier, prepare)
         if case.keep is not None:
@@ -173,7 +175,7 @@ async def _seal(
     async with async_scratch("judge") as folder:
         load = await transfer.take(sandbox, transfer.choose_artifacts(workdir, case.artifacts, case.workdir), folder)
         fresh = await stack.enter_async_context(backend.open(describe_fresh(case)))
-        before = await planted.look_pristine(fresh, case.workdir, case.before)
+        before = await planted.look_pristine(fresh, case.workdir, case.before, case.known)
         await transfer.put(load, fresh, user=case.agent_user)
     return await _wrap_fresh(case, fresh), list(load.notes), before
 
@@ -182,6 +184,16 @@ def _judged_folders(case: Judging) -> list[str]:
     """The directories that tests look at: the working directory and what the task declares."""
     chosen = transfer.choose_artifacts(case.workdir, case.artifacts, case.workdir)
     return [artifact.source for artifact in chosen]
+
+
+async def _remove_links(case: Judging, box: VerifierSandbox, before: Before, notes: list[str]) -> planted.Now:
+    """How things are without the agent's links; a note for each link."""
+    places = _judged_folders(case)
+    now = await planted.look_again(box.sandbox, before, case.workdir, places)
+    if not (removed := await planted.remove_links(box.sandbox, before, now, places)):
+        return now
+    notes += removed
+    return await planted.look_again(box.sandbox, before, case.workdir, places)
 
 
 async def _guard(case: Judging, box: VerifierSandbox, before: Before) -> None:
@@ -232,7 +244,9 @@ def _own_paths(case: Judging) -> tuple[str, ...]:
 
 
 async def _remove_paths(case: Judging, box: VerifierSandbox) -> None:
-    """Test, reward and home directories, and links in their place, are gone."""
+    """Test, reward and home directories, and links in their place, are gone; and so is what every program would load."""
+    if case.spec.grade != "sealed" and await _kind(box.sandbox, _PRELOAD) is not None:
+        await box.sandbox.remove(_PRELOAD)
     for path in ("/logs", *_own_paths(case)):
         kind = await _kind(box.sandbox, path)
         if kind is not None and not (path == "/logs" and kind == "dir"):
@@ -249,8 +263,6 @@ async def _make_paths(case: Judging, box: VerifierSandbox) -> None:
     if case.agent_user is not None and sandbox.capabilities.users:
         # renaming a directory takes rights on its parent, which the agent's user may have been given
         await sandbox.exec("chown 0:0 /logs && chmod 755 /logs", cwd="/", user="0", timeout=_OWN_S)
-    if case.spec.grade != "sealed" and await _kind(sandbox, _PRELOAD) is not None:
-        await sandbox.remove(_PRELOAD)
 
 
 async def _clear_away(case: Judging, sandbox: Sandbox) -> None:

@@ -7,7 +7,6 @@ the working directory that stand before Python's own (`inside/safe_path.py`).
 
 from __future__ import annotations
 
-import asyncio
 import importlib.resources
 import re
 import sys
@@ -18,10 +17,11 @@ import msgspec
 from rollyard.core.protocols import Sandbox
 from rollyard.tasks import git_settings, planted_links, python_startup
 from rollyard.tasks.git_settings import Repository
-from rollyard.tasks.python_startup import StartUp
+from rollyard.tasks.look_scripts import LookScript, run_looks
+from rollyard.tasks.planted_links import FoundLink
+from rollyard.tasks.python_startup import KnownFiles, StartUp
 from rollyard.tasks.verifiers.sandbox import SAFE_PATH
 
-_TIMEOUT_S = 60.0
 _RUNNERS = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging")
 _GUARDED = frozenset((*sys.stdlib_module_names, *_RUNNERS))
 _FILE_NAMES = re.compile(r"\b(\w+)(?:\.py\b|/)|\bmodule `?(\w+)")
@@ -39,38 +39,67 @@ class Before(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[str, ...] = ()
 
 
-async def look(sandbox: Sandbox, workdir: str, *, start_up: bool = True) -> Before:
+class Now(msgspec.Struct, frozen=True, kw_only=True):
+    """How things are when the agent has ended. `start_up` is what `python_startup.list_script` printed."""
+
+    start_up: bytes | None = None
+    links: Mapping[str, FoundLink] | None = {}
+    repositories: Mapping[str, Repository] = {}
+
+
+async def look(sandbox: Sandbox, workdir: str, known: KnownFiles, *, start_up: bool = True) -> Before:
     """What is there now. The caller knows that the agent has not run yet."""
-    found = await python_startup.look(sandbox, workdir) if start_up else None
+    found = await python_startup.look(sandbox, workdir, known) if start_up else None
     if workdir.rstrip("/") == "":
         return Before(start_up=found)
-    links, repositories, modules = await asyncio.gather(
-        planted_links.list_links(sandbox, (workdir,)),
-        git_settings.list_repositories(sandbox, workdir),
-        _list_modules(sandbox, workdir),
+    scripts = (
+        git_settings.list_script(workdir),
+        LookScript(_FIND_MODULES, (workdir.rstrip("/"),)),
+        planted_links.list_script((workdir,)),
     )
-    targets = {path: link.target for path, link in (links or {}).items()}
-    return Before(start_up=found, links=targets, repositories=repositories, modules=modules)
+    repositories, modules, links = await run_looks(sandbox, "the working directory", scripts)
+    return Before(
+        start_up=found,
+        links={path: link.target for path, link in (planted_links.read_listed(links) or {}).items()},
+        repositories=git_settings.read_listed(repositories),
+        modules=_read_modules(modules or b""),
+    )
 
 
-async def look_pristine(fresh: Sandbox, workdir: str, seen: Before | None) -> Before:
+async def look_pristine(fresh: Sandbox, workdir: str, seen: Before | None, known: KnownFiles) -> Before:
     """The same for a judge's own sandbox. What was seen in the agent's knows the task's files and setup too, so that only what
     Python loads unasked is looked for here."""
     if seen is None:
-        return await look(fresh, workdir)
-    return msgspec.structs.replace(seen, start_up=await python_startup.look(fresh, workdir))
+        return await look(fresh, workdir, known)
+    return msgspec.structs.replace(seen, start_up=await python_startup.look(fresh, workdir, known))
 
 
-async def put_back(sandbox: Sandbox, before: Before, workdir: str) -> list[str]:
+async def look_again(sandbox: Sandbox, before: Before, workdir: str, places: Sequence[str]) -> Now:
+    """What is there when the agent has ended, with the links below `places`. The judge's directories are not there yet."""
+    libraries = before.start_up.libraries if before.start_up is not None else ()
+    scripts = [planted_links.list_script([place for place in places if place.strip("/")])]
+    if workdir.rstrip("/") != "":
+        scripts.insert(0, git_settings.list_script(workdir))
+    if before.start_up is not None:
+        scripts.insert(0, python_startup.list_script(workdir, libraries))
+    *listed, links = await run_looks(sandbox, "what the agent left", scripts)
+    return Now(
+        start_up=listed.pop(0) if before.start_up is not None else None,
+        repositories=git_settings.read_listed(listed.pop(0)) if listed else {},
+        links=planted_links.read_listed(links),
+    )
+
+
+async def put_back(sandbox: Sandbox, before: Before, now: Now, known: KnownFiles) -> list[str]:
     """Undo what the agent added or changed; a note for each file."""
-    notes = await python_startup.put_back(sandbox, before.start_up, workdir) if before.start_up is not None else []
-    if workdir.rstrip("/") == "":
-        return notes
-    return notes + await git_settings.restore_repositories(sandbox, workdir, before.repositories)
+    start_up = before.start_up
+    notes = await python_startup.put_back(sandbox, start_up, now.start_up, known) if start_up is not None else []
+    return notes + await git_settings.restore_repositories(sandbox, before.repositories, now.repositories)
 
 
-async def remove_links(sandbox: Sandbox, before: Before, places: Sequence[str]) -> list[str]:
-    return await planted_links.remove_links(sandbox, [place for place in places if place.strip("/")], before.links)
+async def remove_links(sandbox: Sandbox, before: Before, now: Now, places: Sequence[str]) -> list[str]:
+    kept = [place for place in places if place.strip("/")]
+    return await planted_links.remove_links(sandbox, kept, before.links, now.links)
 
 
 async def guard_modules(sandbox: Sandbox, before: Before, workdir: str, texts: Iterable[str], user: str | None) -> None:
@@ -83,9 +112,7 @@ async def guard_modules(sandbox: Sandbox, before: Before, workdir: str, texts: I
     await sandbox.write(f"{SAFE_PATH}/keep", "".join(f"{line}\n" for line in lines), mode=0o644, user=user)
 
 
-async def _list_modules(sandbox: Sandbox, workdir: str) -> tuple[str, ...]:
+def _read_modules(listed: bytes) -> tuple[str, ...]:
     """Modules and directories whose names are Python's own."""
-    command = ["/bin/sh", "-c", _FIND_MODULES, "find", workdir.rstrip("/")]
-    done = await sandbox.exec(command, cwd="/", env={"LC_ALL": "C"}, timeout=_TIMEOUT_S)
-    paths = done.stdout.decode("utf-8", "replace").splitlines()
+    paths = listed.decode("utf-8", "replace").splitlines()
     return tuple(path for path in paths if path.rpartition("/")[2].removesuffix(".py") in _GUARDED)

@@ -15,6 +15,7 @@ import msgspec
 from rollyard.core.errors import VerifierError
 from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import Exit
+from rollyard.tasks.look_scripts import LookScript
 from rollyard.tasks.verifiers.sandbox import HOME, LOGS, TESTS
 
 _TIMEOUT_S = 60.0
@@ -27,9 +28,12 @@ _OPEN = ("/dev/null",)
 
 # For each link: its path, target and what it leads to (N: nowhere), each ended by NUL. Not every `find` has -printf.
 _LIST = r"""
-if find / -maxdepth 0 -printf '' 2>/dev/null; then
-    find "$@" -type l -printf '%p\0%l\0%Y\0' 2>/dev/null
-else
+for place; do
+    shift
+    if [ -e "$place" ] || [ -L "$place" ]; then set -- "$@" "$place"; fi
+done
+if [ $# -gt 0 ] && ! find "$@" -type l -printf '%p\0%l\0%Y\0' 2>/dev/null &&
+    ! find / -maxdepth 0 -printf '' 2>/dev/null; then
     find "$@" -type l -exec sh -c 'for link; do
         [ -e "$link" ] && kind=f || kind=N
         printf "%s\0%s\0%s\0" "$link" "$(readlink "$link")" "$kind"; done' sh {} + 2>/dev/null
@@ -46,21 +50,24 @@ class FoundLink(msgspec.Struct, frozen=True):
     dangles: bool
 
 
-async def list_links(sandbox: Sandbox, places: Sequence[str]) -> dict[str, FoundLink] | None:
-    """Every link below these directories, by path; None: more than anybody needs."""
-    if not places:
-        return {}
-    done = await _run(sandbox, _LIST, places)
-    if done.truncated or done.exit_code is None:
+def list_script(places: Sequence[str]) -> LookScript:
+    """Prints what `read_listed` reads."""
+    return LookScript(_LIST, tuple(places))
+
+
+def read_listed(listed: bytes | None) -> dict[str, FoundLink] | None:
+    """Every link below the directories, by path; None: there are too many to look at."""
+    if listed is None:
         return None
-    parts = done.stdout.decode("utf-8", "surrogateescape").split("\0")
+    parts = listed.decode("utf-8", "surrogateescape").split("\0")
     rows = zip(parts[::3], parts[1::3], parts[2::3], strict=False)
     return {path: FoundLink(target, kind in ("N", "L", "?")) for path, target, kind in rows}
 
 
-async def remove_links(sandbox: Sandbox, places: Sequence[str], before: Links) -> list[str]:
+async def remove_links(
+    sandbox: Sandbox, places: Sequence[str], before: Links, found: Mapping[str, FoundLink] | None
+) -> list[str]:
     """Take planted links out of these directories; a note for each, up to a few. The judge's directories are not there yet."""
-    found = await list_links(sandbox, places)
     if found is None:
         await _run(sandbox, _REMOVE_ALL, places)
         return ["links of the agent were left behind: there are too many of them to look at"]

@@ -17,8 +17,7 @@ agent installed is touched. It does not undo a changed library or program: that 
 from __future__ import annotations
 
 import ast
-import base64
-import binascii
+import hashlib
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +26,11 @@ import msgspec
 
 from rollyard.core.errors import PathError, VerifierError
 from rollyard.core.protocols import Sandbox
+from rollyard.tasks.look_scripts import LookScript, need_all, run_looks
 
-_TIMEOUT_S = 60.0
+_WHAT = "Python's start-up files"
+_REMEMBERED = 64 * 2**20  # bytes of contents
+_SUM = 64  # characters of a checksum
 _GROUP = "pytest11"
 _LIBRARY = re.compile(r"(.*)/python3\.?(\d*)$")
 _EDITABLE = re.compile(r"import (__editable___\w+_finder); ?\1\.install\(\)$")
@@ -36,69 +38,120 @@ _MAPPING = re.compile(r"^MAPPING\b[^=\n]*= (\{.*\})$", re.MULTILINE)
 
 # Directories with a standard library or site packages. /usr is large, and Pythons have known places in it.
 _FIND = r"""
-ls -d /usr/lib*/python3* /usr/local/lib*/python3* /usr/local/*/lib/python3* 2>/dev/null
+for place in /usr/lib*/python3* /usr/local/lib*/python3* /usr/local/*/lib/python3*; do
+    if [ -e "$place" ] || [ -L "$place" ]; then printf '%s\n' "$place"; fi
+done
 for top in /* /.[!.]*; do
     case $top in /usr|/proc|/sys|/dev|/bin|/sbin|/lib*|/etc|/var|/run|/boot|/tmp|/tests|/logs) continue ;; esac
-    [ -L "$top" ] || find "$top" -maxdepth 6 \( -name node_modules -o -name .git \) -prune -o \
-        -type d -path '*/lib/python3*' -prune -print 2>/dev/null
+    [ -L "$top" ] || set -- "$@" "$top"
 done
+[ $# -eq 0 ] || find "$@" -maxdepth 6 \( -name node_modules -o -name .git \) -prune -o \
+    -type d -path '*/lib/python3*' -prune -print 2>/dev/null
 true
 """
 
-# For each file: its path, NUL, its content in base64, NUL. What is not a regular file has "-" for its content.
+# Files by path and checksum, in blocks: each path ended by NUL, with "+" before it, or "-" where it is no regular file; then NUL,
+# what sha256sum says of the regular ones in the same order, and NUL. Few programs are started, since every rollout does this.
 _LIST = r"""
+tools='
 show() {
-    if [ -f "$1" ]; then printf '%s\0' "$1"; base64 < "$1"; printf '\0'
-    elif [ -e "$1" ] || [ -L "$1" ]; then printf '%s\0-\0' "$1"; fi
-}
-show_all() { while IFS= read -r found; do show "$found"; done; }
+    some=
+    for file; do
+        if [ -f "$file" ]; then some=1; printf "+%s\0" "$file"
+        elif [ -e "$file" ] || [ -L "$file" ]; then printf "%s%s\0" - "$file"; fi
+    done
+    printf "\0"
+    [ -z "$some" ] || for file; do [ ! -f "$file" ] || printf "%s\0" "$file"; done | xargs -0 sha256sum 2>/dev/null
+    printf "\0"
+}'
+eval "$tools"
 workdir=$1; shift
+left=$#
+while [ "$left" -gt 0 ]; do
+    place=$1; shift; left=$((left - 1))
+    case $place in
+    *.zip) set -- "$@" "$place"; continue ;;
+    */site-packages|*/dist-packages)
+        set -- "$@" "$place"/*.pth "$place"/.*.pth "$place"/__editable__*_finder.py ;;
+    *-[iI][nN][fF][oO]) set -- "$@" "$place"/entry_points.txt ;;
+    esac
+    set -- "$@" "$place"/sitecustomize* "$place"/usercustomize* "$place"/__pycache__/sitecustomize* \
+        "$place"/__pycache__/usercustomize* "$place"/*-[iI][nN][fF][oO]/entry_points.txt \
+        "$place"/.*-[iI][nN][fF][oO]/entry_points.txt
+done
 if [ "$workdir" != / ]; then
     for name in conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml pyproject.toml tox.ini setup.cfg setup.py; do
-        show "/$name"
+        set -- "$@" "/$name"
     done
-    find "$workdir" \( -name node_modules -o -name .git \) -prune -o -type f -name entry_points.txt \
-        -exec grep -l pytest11 {} + 2>/dev/null | show_all
-    find "$workdir" \( -name node_modules -o -name .git \) -prune -o -type l -name '*-[iI][nN][fF][oO]' -print \
-        2>/dev/null | show_all
+    find "$workdir" \( -name node_modules -o -name .git \) -prune -o \
+        \( -type f -name entry_points.txt -o -type l -name '*-[iI][nN][fF][oO]' \) \
+        -exec sh -c "$tools"'; show "$@"' sh {} + 2>/dev/null
 fi
-for place; do
-    case $place in
-    *.zip) show "$place"; continue ;;
-    */site-packages|*/dist-packages)
-        for file in "$place"/*.pth "$place"/.*.pth "$place"/__editable__*_finder.py; do show "$file"; done ;;
-    esac
-    for file in "$place"/sitecustomize* "$place"/usercustomize* "$place"/__pycache__/sitecustomize* \
-        "$place"/__pycache__/usercustomize*; do show "$file"; done
-    find -L "$place" -maxdepth 2 -type f -path '*-[iI][nN][fF][oO]/entry_points.txt' -exec grep -l pytest11 {} + \
-        2>/dev/null | show_all
-done
+show "$@"
 true
 """
 
 
 class StartUp(msgspec.Struct, frozen=True, kw_only=True):
-    """`libraries` are the directories of the interpreters, `files` what they would load unasked; None: no regular file."""
+    """`libraries` are the directories of the interpreters, `files` what they would load unasked, `digests` their checksums;
+    None: no regular file."""
 
     libraries: tuple[str, ...]
     files: Mapping[str, bytes | None]
+    digests: Mapping[str, str | None]
 
 
-async def look(sandbox: Sandbox, workdir: str) -> StartUp:
+class KnownFiles:
+    """What files hold, by their checksums. All sandboxes of an image have the same ones, so that each is read once in a run."""
+
+    def __init__(self) -> None:
+        self.libraries: tuple[str, ...] = ()  # those of the last image
+        self._contents: dict[str, bytes] = {}
+        self._size = 0
+
+    async def read(self, sandbox: Sandbox, path: str, digest: str | None) -> bytes | None:
+        """None for what is no regular file or cannot be read. Entry points without a pytest plugin are nothing to look at."""
+        if digest is None:
+            return None
+        if digest not in self._contents:
+            try:
+                data = await sandbox.read(path)
+            except PathError:
+                return None
+            if self._size + len(data) > _REMEMBERED:
+                self._contents, self._size = {}, 0
+            digest = hashlib.sha256(data).hexdigest()  # a program that still lives may have changed it meanwhile
+            self._contents[digest] = data
+            self._size += len(data)
+        data = self._contents[digest]
+        return b"" if path.endswith("/entry_points.txt") and _GROUP.encode() not in data else data
+
+
+async def look(sandbox: Sandbox, workdir: str, known: KnownFiles) -> StartUp:
     """What is there now. The caller knows that the agent has not run yet."""
-    found = await _run(sandbox, _FIND, ())
-    libraries = tuple(found.decode("utf-8", "surrogateescape").splitlines())
-    return StartUp(libraries=libraries, files=await _list(sandbox, workdir, _places(libraries)))
+    guess = known.libraries
+    found, listed = await run_looks(sandbox, _WHAT, (LookScript(_FIND), list_script(workdir, guess)))
+    libraries = tuple(need_all(found, _WHAT).decode("utf-8", "surrogateescape").splitlines())
+    if libraries != guess:
+        known.libraries = libraries
+        (listed,) = await run_looks(sandbox, _WHAT, (list_script(workdir, libraries),))
+    digests, files = await _read_listed(sandbox, listed, _places(libraries), known)
+    return StartUp(libraries=libraries, files=files, digests=digests)
 
 
-async def put_back(sandbox: Sandbox, before: StartUp, workdir: str) -> list[str]:
+def list_script(workdir: str, libraries: Sequence[str]) -> LookScript:
+    """Prints what `put_back` reads."""
+    return LookScript(_LIST, (workdir, *_places(libraries)))
+
+
+async def put_back(sandbox: Sandbox, before: StartUp, listed: bytes | None, known: KnownFiles) -> list[str]:
     """Undo what the agent added or changed; a note for each file."""
-    now = await _list(sandbox, workdir, _places(before.libraries))
+    digests, now = await _read_listed(sandbox, listed, _places(before.libraries), known, before)
     plugins = {plugin for path, data in before.files.items() if data for plugin in _plugins(path, data)}
     notes: list[str] = []
     for path, data in now.items():
         old = before.files.get(path)
-        if path.endswith("_finder.py") or (path in before.files and data == old):
+        if path.endswith("_finder.py") or (path in before.files and digests[path] == before.digests[path]):
             continue
         kept = _keep(path, data, old, plugins, now)
         if kept == data and data is not None:
@@ -128,31 +181,57 @@ def _places(libraries: Iterable[str]) -> list[str]:
     return list(found)
 
 
-async def _list(sandbox: Sandbox, workdir: str, places: Sequence[str]) -> dict[str, bytes | None]:
-    files = await _list_places(sandbox, workdir, places)
+_Digests = dict[str, str | None]
+_Files = dict[str, bytes | None]
+
+
+async def _read_listed(
+    sandbox: Sandbox, listed: bytes | None, places: Sequence[str], known: KnownFiles, before: StartUp | None = None
+) -> tuple[_Digests, _Files]:
+    """Checksums and contents; those of files that are as they were before are not read again."""
+    digests = _parse(need_all(listed, _WHAT))
+    files = await _read(sandbox, digests, known, before)
     more = [place for place in _find_added_paths(files) if place not in places]
-    return files | (await _list_places(sandbox, workdir, more) if more else {})
+    if more:
+        (listed,) = await run_looks(sandbox, _WHAT, (LookScript(_LIST, ("/", *more)),))
+        added = _parse(need_all(listed, _WHAT))
+        digests |= added
+        files |= await _read(sandbox, added, known, before)
+    return digests, files
 
 
-async def _list_places(sandbox: Sandbox, workdir: str, places: Sequence[str]) -> dict[str, bytes | None]:
-    parts = (await _run(sandbox, _LIST, (workdir, *places))).split(b"\0")
-    found: dict[str, bytes | None] = {}
-    for path, content in zip(parts[::2], parts[1::2], strict=False):
-        try:
-            data = None if content == b"-" else base64.b64decode(content)
-        except binascii.Error as error:
-            raise VerifierError(f"the sandbox cannot say what is in {path!r}: {error}") from error
-        found[path.decode("utf-8", "surrogateescape")] = data
-    return found
+async def _read(sandbox: Sandbox, digests: _Digests, known: KnownFiles, before: StartUp | None) -> _Files:
+    files: _Files = {}
+    for path, digest in digests.items():
+        same = before is not None and path in before.files and before.digests[path] == digest
+        files[path] = before.files[path] if before is not None and same else await known.read(sandbox, path, digest)
+    return files
 
 
-async def _run(sandbox: Sandbox, script: str, words: Sequence[str]) -> bytes:
-    user = "0" if sandbox.capabilities.users else None
-    command = ["/bin/sh", "-c", script, "look", *words]
-    done = await sandbox.exec(command, cwd="/", user=user, env={"LC_ALL": "C"}, timeout=_TIMEOUT_S)
-    if not done.ok:
-        raise VerifierError(f"looking at Python's start-up files failed: {done.text.strip()[-400:]}")
-    return done.stdout
+def _parse(listed: bytes) -> _Digests:
+    records = iter(listed.split(b"\0"))
+    found: _Digests = {}
+    while True:
+        paths = list(iter(lambda: next(records, b""), b""))
+        sums = next(records, None)
+        if sums is None:
+            return found
+        for record in paths:
+            digest = None
+            if record.startswith(b"+"):
+                digest, sums = _take_sum(sums, record[1:])
+            found[record[1:].decode("utf-8", "surrogateescape")] = digest
+
+
+def _take_sum(sums: bytes, path: bytes) -> tuple[str | None, bytes]:
+    """The checksum in the first line, if that line is about this path, and the other lines. Some programs escape a name that is
+    not one line and say so by a backslash before the checksum; one that cannot be read has no line."""
+    escaped = path.replace(b"\\", b"\\\\").replace(b"\n", b"\\n")
+    for mark, name in ((b"", path), (b"\\", escaped), (b"\\", escaped.replace(b"\r", b"\\r"))):
+        end = len(mark) + _SUM + 2
+        if sums.startswith(mark) and sums[end:].startswith(name + b"\n"):
+            return sums[len(mark) : len(mark) + _SUM].decode("ascii", "replace"), sums[end + len(name) + 1 :]
+    return None, sums
 
 
 def _keep(

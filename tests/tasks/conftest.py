@@ -13,6 +13,7 @@ from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend as make_backend
 from rollyard.tasks.grade import Judging, judge
 from rollyard.tasks.planted import look
+from rollyard.tasks.python_startup import KnownFiles
 from rollyard.tasks.rows import as_task
 from rollyard.tasks.verifiers import verifier_for
 
@@ -89,6 +90,6 @@ async def attempt(backend):
                 await sandbox.write(f"{workdir}/{file.path}", file.data, mode=file.mode)
             if before:
                 assert (await sandbox.exec(["bash", "-c", before], cwd=workdir, timeout=30)).ok
-            yield Attempt(task, backend, sandbox, place, workdir, await look(sandbox, workdir))
+            yield Attempt(task, backend, sandbox, place, workdir, await look(sandbox, workdir, KnownFiles()))
 
     return start

@@ -148,6 +148,24 @@ PLANTED = {
         "",
         ALL,
     ),
+    "entry point in a folder whose name is two lines": (
+        IN_SITE.format(DIST.format("$d") + "; mv $d/evil-1.dist-info \"$d/$(printf 'a\\nb')-1.dist-info\""),
+        PYTEST,
+        "",
+        ("shared", "live"),
+    ),
+    "two lines in the working directory": (
+        DIST.format("/app") + "; mv evil-1.dist-info \"$(printf 'a\\nb')-1.dist-info\"",
+        MODULE,
+        "",
+        ALL,
+    ),
+    "hidden entry point": (
+        IN_SITE.format(DIST.format("$d") + "; mv $d/evil-1.dist-info $d/.evil-1.dist-info"),
+        PYTEST,
+        "",
+        ("shared", "live"),
+    ),
     "changed entry point": (
         IN_SITE.format(
             f"echo 'evil = evil' >> $(echo $d/pytest_timeout-*-info/entry_points.txt); printf '{EVIL}' > $d/evil.py"
@@ -198,6 +216,8 @@ async def test_what_the_agent_planted_would_win(image, judged, name):
 )
 @pytest.mark.ordinary(
     "entry point-sealed",
+    "entry point in a folder whose name is two lines-shared",
+    "two lines in the working directory-sealed",
     "changed entry point-live",
     "usercustomize-shared",
     "sitecustomize in an editable tree-sealed",

@@ -68,7 +68,10 @@ class Judge:
         """How things are before the agent starts. What Python loads unasked matters to a verdict in the agent's own file
         system only."""
         specs = self.specs(task)
-        return await look(sandbox, workdir, start_up=any(s.grade != "sealed" for s in specs)) if specs else None
+        if not specs:
+            return None
+        start_up = any(spec.grade != "sealed" for spec in specs)
+        return await look(sandbox, workdir, self._provision.known_files, start_up=start_up)
 
     async def collect(self, spec: VerifierSpec, sandbox: Sandbox, workdir: str) -> tuple[CommandRecord, ...]:
         """The task's hooks that save run-time state, while the processes they look at still live."""
@@ -98,6 +101,7 @@ class Judge:
             timeout_s=max(1.0, deadline.left),
             collected=evidence.collected,
             before=evidence.before,
+            known=self._provision.known_files,
             record=evidence.record,
             keep=evidence.keep,
         )

@@ -42,6 +42,7 @@ from rollyard.images.store import ImageStore
 from rollyard.net.egress.decide import EgressRules
 from rollyard.runs.rollout.layer_commands import layer_by_commands, run_apart
 from rollyard.tasks.layers import layer_spec
+from rollyard.tasks.python_startup import KnownFiles
 
 SOLUTION = "/solution"
 _PROBE = b"GET /health HTTP/1.1\r\nHost: gate\r\nConnection: close\r\n\r\n"
@@ -88,6 +89,7 @@ class Provision:
         self._builds = FileCache(self.images.root / "builds")
         self._locks: dict[str, anyio.Lock] = {}
         self.prebaked: dict[tuple[str, str, str | None], bool] = {}
+        self.known_files = KnownFiles()
 
     @classmethod
     def of(cls, backend: Backend | str) -> Provision:

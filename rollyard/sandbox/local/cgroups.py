@@ -23,6 +23,8 @@ DEFAULT_PIDS = 4096
 MEMORY_SHARE = 0.5  # of the machine, for a sandbox that names no limit
 # Of a processor that others want too. An idle one is there for all: a quota would make honest work slower.
 CPU_SHARE: dict[int, dict[str, str]] = {1: {"cpu.shares": "512"}, 2: {"cpu.weight": "50"}}
+# All sandboxes together, for each processor: as much as one process beside them. More would starve the runner that serves them.
+_ALL_SHARE: dict[int, tuple[str, int, int]] = {1: ("cpu.shares", 1024, 262_144), 2: ("cpu.weight", 100, 10_000)}
 CPU_PERIOD_US = 100_000
 _SWEEP_ROUNDS = 50
 
@@ -104,6 +106,8 @@ def find() -> Cgroups:
         swap = (probe / _SWAP_FILE[version]).exists()
         probe.rmdir()
         if here:
+            if "cpu" in here and _is_in_no_group(version):
+                _share_processors(base, version)
             taken.update(here)
             found.append(Hierarchy(str(base), version, here, swap))
     return Cgroups(tuple(found))
@@ -138,6 +142,24 @@ def _delegate(mount: Path, base: Path) -> None:
     for path in (mount, base):
         if set(wanted.replace("+", "").split()) - set((path / "cgroup.subtree_control").read_text().split()):
             (path / "cgroup.subtree_control").write_text(wanted)
+
+
+def _is_in_no_group(version: int) -> bool:
+    """Whether this process, and so most others, compete with our group one by one: they are in no group of this tree."""
+    own = "" if version == 2 else "cpu"
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if own in controllers.split(","):
+            return path == "/"
+    return False
+
+
+def _share_processors(base: Path, version: int) -> None:
+    """A group's share is divided by the processors that it is busy on, a process's is not: on many of them our group would get
+    less than one process on each."""
+    name, one, most = _ALL_SHARE[version]
+    with contextlib.suppress(OSError):  # not ours to write: then it stays as it is
+        (base / name).write_text(str(min(most, one * (os.cpu_count() or 1))))
 
 
 def default_memory_mb() -> int | None:
