@@ -73,7 +73,7 @@ EXERCISES = {  # the files, the path of the solution, and its honest content
     "python": (
         {
             "twice_test.py": "import unittest\nfrom twice import twice\n\nclass TwiceTest(unittest.TestCase):\n"
-            "    def test_two(self):\n        self.assertEqual(twice(2), 4)\n\n    def test_three(self):\n"
+            "    def test_two(self):\n        self.assertEqual(twice(2), 4)\n\n    def test_three(\n        self,\n    ):\n"
             "        self.assertEqual(twice(3), 6)\n"
         },
         "twice.py",
@@ -83,7 +83,7 @@ EXERCISES = {  # the files, the path of the solution, and its honest content
         {
             "Cargo.toml": CARGO,
             "tests/twice.rs": "use twice::*;\n\n#[test]\nfn two() {\n    assert_eq!(twice(2), 4);\n}\n\n"
-            "#[test]\n#[ignore]\nfn three() {\n"
+            "#[test]\n#[ignore]\n/// of three\nfn three() {\n"
             '    assert_eq!(twice(3), 6);\n}\n\n#[cfg(feature = "more")]\n#[test]\nfn more() {\n    panic!();\n}\n',
         },
         "src/lib.rs",
@@ -186,9 +186,11 @@ def judge(tmp_path, language, answer):
     shutil.copytree(tmp_path / "task" / "files", tmp_path / "app")
     write(tmp_path / "app", answer)
     (tmp_path / "scratch").mkdir()
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # a python3 with pytest
     done = subprocess.run(
         [sys.executable, "-I", tmp_path / "task/tests/exercise_check.py", tmp_path / "app", tmp_path / "task/tests/plan.json"],
-        env={**os.environ, "TMPDIR": str(tmp_path / "scratch")}, capture_output=True, text=True, check=False, timeout=250,
+        env={**os.environ, "TMPDIR": str(tmp_path / "scratch"), "PATH": path},
+        capture_output=True, text=True, check=False, timeout=250,
     )  # fmt: skip
     return done.returncode == 0, done.stdout + done.stderr
 

@@ -63,8 +63,8 @@ LANGUAGES = {
             "@exercism/babel-preset-javascript@0.5.1",
         ),
     ),
-    "python": Language(re.compile(r"^    def (test_\w+)\(self", re.M), ("python3",), ("pip:pytest==9.2.0",)),
-    "rust": Language(re.compile(r"#\[test\]\s*(?:#\[[^\n]*\s*)*fn (\w+)\("), ("cargo", "cc")),
+    "python": Language(re.compile(r"^    def (test_\w+)\(\s*self", re.M), ("python3",), ("pip:pytest==9.2.0",)),
+    "rust": Language(re.compile(r"#\[test\]\s*(?:(?:#\[|//)[^\n]*\s*)*fn (\w+)\("), ("cargo", "cc")),
 }
 
 
