@@ -345,6 +345,25 @@ def test_an_exercise_hides_its_tests_and_its_example(tmp_path):
     assert len(ry.Taskset.load("rust")) == 0
 
 
+def test_an_exercise_with_more_example_and_test_files_than_it_names_is_whole(tmp_path):
+    meta = ".meta/src/reference/java"
+    exercise(
+        tmp_path / "poly", "java", "poker",
+        {"src/main/java/Poker.java": "stub", "src/test/java/PokerTest.java": "@Test void best() {}",
+         "src/test/java/CardTest.java": '@Disabled("x")\n@Test\npublic void card() {}',
+         f"{meta}/Card.java": "card", f"{meta}/Poker.java": "poker"},
+        solution=["src/main/java/Poker.java"], test=["src/test/java/PokerTest.java"],
+        example=[f"{meta}/Card.java", f"{meta}/Poker.java"],
+    )  # fmt: skip
+    add("poly", tmp_path / "poly")
+    (task,) = ry.Taskset.load("poly")
+    assert {file.path for file in task.files} == {"src/main/java/Poker.java"}
+    answer = Path(task.source) / "solution/answer/src/main/java"
+    assert {path.name: path.read_text() for path in answer.iterdir()} == {"Card.java": "card", "Poker.java": "poker"}
+    assert json.loads((Path(task.source) / "tests/plan.json").read_text())["expected"] == ["card", "best"]
+    assert "Disabled" not in (Path(task.source) / "tests/project/src/test/java/CardTest.java").read_text()
+
+
 def test_a_terminal_bench_folder_becomes_a_task(tmp_path):
     folder = tmp_path / "tb" / "hello"
     (folder / "tests").mkdir(parents=True)

@@ -183,19 +183,25 @@ def _test_names(language: str, project: Mapping[str, bytes], path: str) -> list[
 
 
 def _is_test(path: str, files: Mapping[str, Any]) -> bool:
-    """Editor files that hold the tests' cases."""
+    """Test files that the configuration does not name as such, and editor files that hold the tests' cases."""
+    if path.startswith("src/test/"):
+        return True
     return path in files.get("editor", ()) and "test" in path.rpartition("/")[2].lower()
 
 
 def _place_examples(exercise: Path, examples: list[str], solution: list[str]) -> dict[str, bytes]:
-    """Each example file at the place of the solution file that it stands for: by its name, else by its ending."""
-    placed: dict[str, bytes] = {}
-    for example in examples:
-        free = [path for path in solution if path not in placed]
-        name, ending = PurePosixPath(example).name, PurePosixPath(example).suffix
-        same = [path for path in free if PurePosixPath(path).name == name] or [p for p in free if p.endswith(ending)]
-        target = same[0] if same else example.removeprefix(".meta/")
-        placed[target] = read_inside(exercise / example, exercise)
+    """Each example file at the place of the solution file that it stands for: by its name, else by its ending. Those that stand
+    for none are laid beside the solution."""
+    places = {PurePosixPath(path).name: path for path in solution}
+    named = {
+        example: places[PurePosixPath(example).name] for example in examples if PurePosixPath(example).name in places
+    }
+    free = [path for path in solution if path not in named.values()]
+    for example in [example for example in examples if example not in named]:
+        same = [path for path in free if path.endswith(PurePosixPath(example).suffix)]
+        named[example] = same[0] if same else str(PurePosixPath(solution[0]).with_name(PurePosixPath(example).name))
+        free = [path for path in free if path != named[example]]
+    placed = {target: read_inside(exercise / example, exercise) for example, target in named.items()}
     manifest = exercise / ".meta/Cargo-example.toml"
     return {**placed, "Cargo.toml": read_inside(manifest, exercise)} if manifest.is_file() else placed
 
