@@ -105,6 +105,22 @@ async def test_checks_builds_and_services_begin_from_a_registry(registry, tmp_pa
     assert set(names) == {f"{registry.host}/acme/base:1", f"{registry.host}/acme/child:1"}
 
 
+async def test_a_set_pulls_nothing_but_what_the_task_that_runs_names(registry, tmp_path):
+    async with fault_proxy(f"http://{registry.host}") as (seen, address):
+        host = address.removeprefix("http://")
+        for name, image in (("one", "base"), ("two", "child")):
+            write_task(tmp_path / "tasks" / name, f'docker_image = "{host}/acme/{image}:1"')
+        assert len(ry.Taskset.load(str(tmp_path / "tasks"))) == 2
+        linted = await rollyard(
+            "check", "tasks", "tasks", "--lint", "--pull", host, home=tmp_path / "home", cwd=tmp_path
+        )
+        assert linted.returncode == 0 and seen.requests == [], linted.stdout + linted.stderr
+        words = ["check", "dataset", "tasks", "--filter", "one", "-n", "1", "--json", "--pull", host]
+        done = await rollyard(*words, home=tmp_path / "home", cwd=tmp_path)
+    asked = {line.split("/v2/")[1].partition("/")[2].partition("/")[0] for line in seen.requests if "/v2/acme/" in line}
+    assert asked == {"base"}, (done.stdout, done.stderr, seen.requests)
+
+
 async def test_registries_are_hosts_and_a_backend_that_opens_no_images_of_ours_refuses_them():
     with pytest.raises(ConfigError, match="allows no host"):
         RolloutOptions(pull=("a b",))

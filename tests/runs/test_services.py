@@ -66,6 +66,17 @@ async def test_the_agent_and_the_tests_reach_one_and_the_same_service(make, back
     assert await backend.list({"rollyard.rollout": done.id}) == []
 
 
+async def test_the_command_of_main_runs_beside_the_agent_and_ends_with_it(make, backend):
+    alive = "grep -qa '[s]leep.98765' /proc/[0-9]*/cmdline"
+    main = {"command": ["sh", "-c", "echo up > started; exec sleep 98765"]}
+    task = make({"main": main}, 'test "$(cat out.txt)" = "up"', f"! {alive}", grade="shared")
+    done, events = await attempt(
+        task, backend, f"for n in $(seq 100); do {alive} && cp started out.txt && break; sleep 0.1; done"
+    )
+    assert (done.failure, done.reward) == (None, 1.0), (done.failure, done.verdict)
+    assert [e.fields["service"] for e in events if e.name == "service.started"] == ["main"]
+
+
 async def test_a_service_that_is_to_stop_is_gone_before_the_tests(make, backend):
     stopped = {**COUNTER, "x-rollyard": {"verify": "stop"}}
     task = make({"counter": stopped}, 'test "$(cat out.txt)" = "hello 1"', f"! {ASK}")

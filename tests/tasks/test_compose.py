@@ -154,6 +154,22 @@ def test_a_task_is_refused_where_its_services_cannot_be_what_it_asks(write):
         refuse(Task(**{**base, "compose": write({"db": {"image": "x", "ports": [1]}})}), "big", CAN)
 
 
+@pytest.mark.parametrize(
+    ("command", "waits"),
+    [
+        ("sleep infinity", True),
+        (["sh", "-c", "sleep infinity"], True),
+        (["tail", "-f", "/dev/null"], True),
+        (["sh", "-c", "python3 server.py & sleep infinity"], False),
+        ("python3 server.py", False),
+    ],
+)
+def test_a_command_of_main_is_kept_where_it_does_more_than_wait(write, command, waits):
+    path = write({"main": {"build": ".", "command": command}})
+    assert (fold(Site(compose=path)).compose is None) is waits
+    assert (read_services(path).main.command is None) is waits
+
+
 def test_a_written_folder_has_the_file_and_all_that_it_builds(write, tmp_path):
     path = write({"api": {"build": "api"}})
     task = Task(id="t", instruction="x", compose=path, build=str(Path(path).parent))

@@ -69,7 +69,7 @@ def exercise(tmp_path, **files):
     place = tmp_path / "set" / "python" / "exercises" / "practice" / "one"
     (place / ".meta").mkdir(parents=True)
     (place / "one.py").write_text("x = 1\n")
-    (place / "one_test.py").write_text("x = 1\n")
+    (place / "one_test.py").write_text("class OneTest:\n    def test_it(self): pass\n")
     (place / ".meta" / "evil.sh").write_text("echo evil\n")
     named = {"solution": ["one.py"], "test": ["one_test.py"], "example": [".meta/evil.sh"], **files}
     (place / ".meta" / "config.json").write_text(json.dumps({"files": named}))

@@ -19,7 +19,6 @@ from rollyard.core.errors import ConfigError, UnknownName, Unsupported
 from rollyard.inside import log_check
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks.adapters import guess_adapter
-from rollyard.tasks.adapters.polyglot import LANGUAGES
 from rollyard.tasks.dataset_registry import DatasetEntry, add_dataset, read_registry
 from rollyard.tasks.harbor.compose import read_services
 from rollyard.tasks.scaffold import new_task
@@ -329,7 +328,8 @@ def exercise(root, language, name, files, **config):
 def test_an_exercise_hides_its_tests_and_its_example(tmp_path):
     exercise(
         tmp_path / "poly", "go", "one",
-        {"one.go": "package one", "one_test.go": "package one // tests", "cases_test.go": "package one // cases",
+        {"one.go": "package one", "one_test.go": "package one\n\nfunc TestOne(t *testing.T) {\n}\n",
+         "cases_test.go": "package one // cases",
          "go.mod": "module one", ".docs/instructions.md": "Do it.", ".meta/example.go": "package one // answer"},
         solution=["one.go"], test=["one_test.go"], example=[".meta/example.go"], editor=["cases_test.go"],
     )  # fmt: skip
@@ -343,6 +343,25 @@ def test_an_exercise_hides_its_tests_and_its_example(tmp_path):
     assert "`/app/one.go`" in task.instruction and "answer" not in task.instruction
     add("rust", tmp_path / "poly", options={"languages": "rust"})
     assert len(ry.Taskset.load("rust")) == 0
+
+
+def test_an_exercise_with_more_example_and_test_files_than_it_names_is_whole(tmp_path):
+    meta = ".meta/src/reference/java"
+    exercise(
+        tmp_path / "poly", "java", "poker",
+        {"src/main/java/Poker.java": "stub", "src/test/java/PokerTest.java": "@Test void best() {}",
+         "src/test/java/CardTest.java": '@Disabled("x")\n@Test\npublic void card() {}',
+         f"{meta}/Card.java": "card", f"{meta}/Poker.java": "poker"},
+        solution=["src/main/java/Poker.java"], test=["src/test/java/PokerTest.java"],
+        example=[f"{meta}/Card.java", f"{meta}/Poker.java"],
+    )  # fmt: skip
+    add("poly", tmp_path / "poly")
+    (task,) = ry.Taskset.load("poly")
+    assert {file.path for file in task.files} == {"src/main/java/Poker.java"}
+    answer = Path(task.source) / "solution/answer/src/main/java"
+    assert {path.name: path.read_text() for path in answer.iterdir()} == {"Card.java": "card", "Poker.java": "poker"}
+    assert json.loads((Path(task.source) / "tests/plan.json").read_text())["expected"] == ["card", "best"]
+    assert "Disabled" not in (Path(task.source) / "tests/project/src/test/java/CardTest.java").read_text()
 
 
 def test_a_terminal_bench_folder_becomes_a_task(tmp_path):
@@ -375,37 +394,6 @@ def test_a_terminal_bench_folder_becomes_a_task(tmp_path):
     named = [line for line in lines if line.startswith("FROM")]
     assert named == ["FROM host", "FROM host AS tools", "FROM tools as more", "FROM host"]
     assert lines[:2] == ["FROM host", "WORKDIR /app"]
-
-
-JAVA_TESTS = """
-import org.junit.jupiter.api.*;
-import static org.assertj.core.api.Assertions.assertThat;
-
-class SignTest {
-    @Test void one() { assertThat(Sign.of(3)).isEqualTo(1); }
-
-    @Disabled("Remove to run test")
-    @Test void other() { assertThat(Sign.of(-3)).isEqualTo(-1); }
-}
-"""
-
-
-@pytest.mark.skipif(
-    not shutil.which("javac") or not Path("/usr/share/java/junit-platform-console.jar").exists(),
-    reason="needs Debian's junit5, libassertj-core-java and a JDK",
-)
-@pytest.mark.parametrize(("body", "passes"), [("n < 0 ? -1 : 1", True), ("1", False), ("System.in.hashCode(", False)])
-def test_all_of_a_java_exercise_s_tests_count(tmp_path, body, passes):
-    for name, text in {
-        "test/java/SignTest.java": JAVA_TESTS,
-        "main/java/Sign.java": f"class Sign {{ static int of(int n) {{ return {body}; }} }}",
-    }.items():
-        (tmp_path / "src" / name).parent.mkdir(parents=True)
-        (tmp_path / "src" / name).write_text(text)
-    done = subprocess.run(
-        ["sh", "-c", LANGUAGES["java"].test], cwd=tmp_path, capture_output=True, check=False, timeout=200
-    )
-    assert (done.returncode == 0) is passes, done.stdout
 
 
 AGENT = """

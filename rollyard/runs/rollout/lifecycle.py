@@ -52,6 +52,7 @@ from rollyard.runs.rollout.services import (
     ServiceStarter,
     count_limit,
     find_services,
+    start_command,
     start_services,
     with_services,
 )
@@ -258,6 +259,7 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
         if found is not None:
             starter = ServiceStarter(task, opening, sandbox, backend, context.provision, context.stages)
             services = await start_services(starter, found, deadline, stack)
+            await start_command(starter, found.main, image.built)
         opened = partial(OpenedSandbox, sandbox, spec, image, variables=variables, hosts=hosts, services=services)
         if plan.direct is not None:
             url, key = plan.direct

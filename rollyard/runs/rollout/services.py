@@ -90,6 +90,18 @@ async def start_services(
     return tuple(running.values())
 
 
+async def start_command(starter: ServiceStarter, main: TaskService, built: Built) -> None:
+    """The command that the file gives to `main`, in the agent's sandbox. It ends with the agent's processes."""
+    if main.command is None:
+        return
+    if starter.place.workdir is not None:
+        await starter.main.mkdir(starter.place.workdir, user=starter.place.user)
+    job = await starter.main.start(await _find_command(starter, main, built))
+    if code := await job.poll():
+        raise await _failed(RunningService(main, starter.main, job), f"ended with {code} before the agent started")
+    await starter.stages.tell("service.started", service=main.name, sandbox_id=starter.main.id, verify="stop")
+
+
 async def _start(
     starter: ServiceStarter, service: TaskService, deadline: Deadline, stack: AsyncExitStack
 ) -> RunningService:

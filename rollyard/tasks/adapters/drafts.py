@@ -23,6 +23,7 @@ from rollyard.core.errors import ConfigError, MissingExtra
 from rollyard.tasks.adapters import TaskDraft
 
 WORKDIR = "/app"
+PYTHON_LAYER = "pip:iniconfig==2.1.0"  # a layer of any package brings the interpreter that a judge runs by
 _TEST_FOLDERS = {"tests", "test"}
 _TEST_FILE = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py|conftest\.py")
 SEAL = "seal_repository.sh"  # of `rollyard.inside`

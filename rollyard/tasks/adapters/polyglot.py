@@ -1,11 +1,13 @@
 """Exercism exercises as aider's polyglot benchmark keeps them: `LANGUAGE/exercises/practice/NAME/.meta/config.json`.
 
-The agent gets the exercise without its tests, its example and its notes. The judge lays the tests and the build files over a copy
-of what the agent left, and runs them by the language's line in `LANGUAGES`.
+The agent gets the exercise without its tests, its example and its notes. The judge (`inside/exercise_check.py`) lays the tests
+and the build files over a copy of the agent's sources, and every test must pass: their names are read here, from the test files.
 """
 
 from __future__ import annotations
 
+import importlib.resources
+import re
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -16,51 +18,53 @@ import msgspec
 from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.tasks.adapters import Adapter, TaskDraft
-from rollyard.tasks.adapters.drafts import WORKDIR, is_inside, read_inside, read_text_inside, reward_script, write_task
+from rollyard.tasks.adapters.drafts import (
+    PYTHON_LAYER,
+    WORKDIR,
+    is_inside,
+    read_inside,
+    read_text_inside,
+    reward_script,
+    write_task,
+)
 
 _CONFIG = ".meta/config.json"
 _HIDDEN = (".meta", ".docs", ".approaches", ".articles")
 _DOCS = ("introduction.md", "introduction.append.md", "instructions.md", "instructions.append.md")
-_UNSKIP = r"s/\bx(test|it|describe)(\.each)?\(/\1\2(/; s/\b(test|it|describe)\.skip\(/\1(/"
-_MODULES = 'modules=$(dirname "$(dirname "$(dirname "$(readlink -f "$(command -v jest)")")")")'
-_ENABLE = r"""find src/test -name '*.java' -exec sed -i -E 's/@Disabled(\("[^"]*"\))?//' {} +"""
-_JUNIT = "/usr/share/java/junit-platform-console.jar"  # of Debian's junit5 and libassertj-core-java, where the image has them
-_JAVA = (
-    "names='junit-(jupiter|platform)[a-z-]*|opentest4j|apiguardian-api|assertj-core|picocli' && "
-    r"""jars=$(ls /usr/share/java/*.jar | grep -E "/($names)[.]jar\$" | tr '\n' ':') && rm -rf classes && mkdir classes && """
-    "find src -name '*.java' > sources && javac -d classes -cp \"$jars\" @sources && {"
-    ' java -cp "classes:$jars" org.junit.platform.console.ConsoleLauncher --scan-classpath classes --disable-banner > said;'
-    " code=$?; cat said; [ $code -eq 0 ] && grep -Eq '[1-9][0-9]* tests successful' said; }"
+_CHECK = "exercise_check.py"  # of `rollyard.inside`
+_JUDGE = f"python3 -I /tests/{_CHECK} {WORKDIR} /tests/plan.json"
+_SKIPPED_JS = re.compile(r"\bx(test|it|describe)((?:\.each)?\()|\b(test|it|describe)\.skip\(")
+_SKIPPED_JAVA = re.compile(r"@Disabled(?:\(\"[^\"]*\"\))?")
+_FEATURE_RUST = re.compile(
+    r"^( *)(?:#\[(?!cfg)[^\n]*\n\1)*#\[cfg\(feature[^\n]*\n(?:\1#\[[^\n]*\n)*\1(?:mod|fn) [^\n]*\{\n.*?^\1\}",
+    re.M | re.S,
 )
 
 
 class Language(NamedTuple):
-    """`test` is a shell line in the exercise's folder; `layers` are the judge's tools, `needs` programs of the image."""
+    """`names` finds the name of each test in a test file; `layers` are the judge's tools, `needs` programs of the image."""
 
-    test: str
+    names: re.Pattern[str]
     needs: tuple[str, ...]
     layers: tuple[str, ...] = ()
 
 
 LANGUAGES = {
     "cpp": Language(
-        "CXXFLAGS=-DCATCH_CONFIG_NO_POSIX_SIGNALS cmake -DEXERCISM_RUN_ALL_TESTS=1 -B build . && make -C build",
-        ("cmake", "make", "g++"),
+        re.compile(r"^TEST_CASE\(\s*(?://[^\n]*\s*)*\"((?:[^\"\\]|\\.)*)\"", re.M), ("cmake", "make", "g++")
     ),
-    "go": Language("GOTOOLCHAIN=local GOPROXY=off GOCACHE=/tmp/go GOPATH=/tmp/gopath go test ./...", ("go",)),
-    "java": Language(
-        f"{_ENABLE} && if [ -f {_JUNIT} ]; then {_JAVA}; else gradle test --offline --no-daemon; fi", ("javac",)
-    ),
+    "go": Language(re.compile(r"^func (Test\w+)\(\w+ \*testing\.T\) \{", re.M), ("go",)),
+    "java": Language(re.compile(r"@Test\b(?:\s*@\w+(?:\([^)]*\))?)*[\w\s]*\bvoid\s+(\w+)\s*\("), ("javac",)),
     "javascript": Language(
-        f"{_MODULES} && ln -sfn $modules node_modules && sed -i -E '{_UNSKIP}' *.spec.js && jest --ci --rootDir .",
+        re.compile(r"^\s*(?:test|it)\(\s*(?P<q>['\"`])((?:(?!(?P=q))[^\\]|\\.)*)(?P=q)", re.M),
         ("node",),
         (
             "npm:jest@29.7.0,babel-jest@29.7.0,@babel/core@7.26.0,@babel/preset-env@7.26.0,core-js@3.39.0,"
             "@exercism/babel-preset-javascript@0.5.1",
         ),
     ),
-    "python": Language("python3 -m pytest -q -p no:cacheprovider *_test.py", ("python3",), ("pip:pytest==9.2.0",)),
-    "rust": Language("CARGO_HOME=/tmp/cargo cargo test --offline -- --include-ignored", ("cargo", "cc")),
+    "python": Language(re.compile(r"^    def (test_\w+)\(\s*self", re.M), ("python3",), ("pip:pytest==9.2.0",)),
+    "rust": Language(re.compile(r"#\[test\]\s*(?:(?:#\[|//)[^\n]*\s*)*fn (\w+)\("), ("cargo", "cc")),
 }
 
 
@@ -92,12 +96,22 @@ def _write(name: str, exercise: Path, options: Mapping[str, Any], folder: Path) 
     if not solution or not tests:
         raise ConfigError(f"{exercise}: its configuration names no solution file or no test that is there")
     visible = {path: data for path, data in everything.items() if path not in tests}
-    project = {path: data for path, data in everything.items() if path not in solution}
-    place = f"/tmp/work/{exercise.name}"
-    command = (
-        f"rm -rf /tmp/work && mkdir -p /tmp/work && cp -R {WORKDIR} {place} && cp -R /tests/project/. {place}/ && "
-        f"cd {place} && {language.test}"
-    )
+    project = {
+        path: _unskip(name, data) if path in tests else data
+        for path, data in everything.items()
+        if path not in solution
+    }
+    expected = [case for path in sorted(tests) for case in _test_names(name, project, path)]
+    if not expected:
+        raise ConfigError(f"{exercise}: its test files define no test, so every answer would pass")
+    plan = {
+        "language": name,
+        "exercise": exercise.name,
+        "solution": files["solution"],
+        "tests": sorted(path for path in tests if _test_names(name, project, path)),
+        "expected": expected,
+    }
+    image = str(options.get("image", "host"))
     looked = [
         f"command -v {need} >/dev/null || {{ echo 'this task needs {need} in its image' >&2; exit 1; }}"
         for need in language.needs
@@ -107,11 +121,11 @@ def _write(name: str, exercise: Path, options: Mapping[str, Any], folder: Path) 
             "language": name,
             "rollyard": {
                 "verifier": "commands",
-                "options": {"commands": ["sh /tests/run.sh"], "score": "all", "timeout_s": 300.0},
+                "options": {"commands": [_JUDGE], "score": "all", "timeout_s": 300.0},
                 "grade": "sealed",
-                "image": str(options.get("image", "host")),
+                "image": image,
                 "setup": looked,
-                "verifier_layers": list(language.layers),
+                "verifier_layers": list(language.layers or (() if image == "host" else (PYTHON_LAYER,))),
             },
         },
         "environment": {"workdir": WORKDIR},
@@ -128,8 +142,9 @@ def _write(name: str, exercise: Path, options: Mapping[str, Any], folder: Path) 
         instruction=_instruction(exercise, solution),
         table=table,
         tests={
-            "run.sh": f"{command}\n",
-            "test.sh": reward_script("sh /tests/run.sh"),
+            _CHECK: importlib.resources.files("rollyard.inside").joinpath(_CHECK).read_bytes(),
+            "plan.json": msgspec.json.encode(plan),
+            "test.sh": reward_script(_JUDGE),
             **{f"project/{path}": data for path, data in project.items()},
         },
         solution={
@@ -149,20 +164,44 @@ def _named_files(exercise: Path) -> dict[str, list[str]]:
     return {"solution": [], "test": [], "example": [], **named}
 
 
+def _unskip(language: str, data: bytes) -> bytes:
+    """A test file with every test of it enabled."""
+    text = data.decode(errors="surrogateescape")
+    if language == "javascript":
+        text = _SKIPPED_JS.sub(lambda found: f"{found[1]}{found[2]}" if found[1] else f"{found[3]}(", text)
+    elif language == "java":
+        text = _SKIPPED_JAVA.sub("", text)
+    return text.encode(errors="surrogateescape")
+
+
+def _test_names(language: str, project: Mapping[str, bytes], path: str) -> list[str]:
+    """The tests that a file defines; in Rust without those of features, which are not built."""
+    text = project[path].decode(errors="replace")
+    if language == "rust":
+        text = _FEATURE_RUST.sub("", text)
+    return [found[found.re.groups] for found in LANGUAGES[language].names.finditer(text)]
+
+
 def _is_test(path: str, files: Mapping[str, Any]) -> bool:
-    """Editor files that hold the tests' cases."""
+    """Test files that the configuration does not name as such, and editor files that hold the tests' cases."""
+    if path.startswith("src/test/"):
+        return True
     return path in files.get("editor", ()) and "test" in path.rpartition("/")[2].lower()
 
 
 def _place_examples(exercise: Path, examples: list[str], solution: list[str]) -> dict[str, bytes]:
-    """Each example file at the place of the solution file that it stands for: by its name, else by its ending."""
-    placed: dict[str, bytes] = {}
-    for example in examples:
-        free = [path for path in solution if path not in placed]
-        name, ending = PurePosixPath(example).name, PurePosixPath(example).suffix
-        same = [path for path in free if PurePosixPath(path).name == name] or [p for p in free if p.endswith(ending)]
-        target = same[0] if same else example.removeprefix(".meta/")
-        placed[target] = read_inside(exercise / example, exercise)
+    """Each example file at the place of the solution file that it stands for: by its name, else by its ending. Those that stand
+    for none are laid beside the solution."""
+    places = {PurePosixPath(path).name: path for path in solution}
+    named = {
+        example: places[PurePosixPath(example).name] for example in examples if PurePosixPath(example).name in places
+    }
+    free = [path for path in solution if path not in named.values()]
+    for example in [example for example in examples if example not in named]:
+        same = [path for path in free if path.endswith(PurePosixPath(example).suffix)]
+        named[example] = same[0] if same else str(PurePosixPath(solution[0]).with_name(PurePosixPath(example).name))
+        free = [path for path in free if path != named[example]]
+    placed = {target: read_inside(exercise / example, exercise) for example, target in named.items()}
     manifest = exercise / ".meta/Cargo-example.toml"
     return {**placed, "Cargo.toml": read_inside(manifest, exercise)} if manifest.is_file() else placed
 
@@ -182,4 +221,5 @@ adapter = Adapter(
     read=read,
     needs=("a language's tools: python3, go, cargo, node, cmake and g++, a JDK with JUnit 5 or gradle",),
     options=("image", "languages"),
+    carries=(_CHECK,),
 )

@@ -25,6 +25,7 @@ from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft
 from rollyard.tasks.adapters.drafts import (
+    PYTHON_LAYER,
     SEAL,
     SEALING,
     Row,
@@ -68,7 +69,6 @@ _FORMATS_OF_INSTANCES = {  # two repositories changed their runner on the way
     "jekyll__jekyll-8761": "cucumber", "jekyll__jekyll-8771": "cucumber",
     **{f"jekyll__jekyll-{number}": "minitest" for number in (8047, 8167, 9141)},
 }  # fmt: skip
-_PYTHON_LAYER = "pip:iniconfig==2.1.0"  # a layer of any package brings the interpreter that reads the log
 _COMMANDS = {
     "django/django": "./tests/runtests.py --verbosity 2 --settings=test_sqlite --parallel 1",
     "sympy/sympy": "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose",
@@ -229,7 +229,7 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
                 "verifier": "commands",
                 "options": {"commands": ["bash /tests/run.sh"], "score": "all", "timeout_s": 1800.0},
                 "grade": "sealed",
-                **({"verifier_layers": [_PYTHON_LAYER]} if _is_foreign(one) else {}),
+                **({"verifier_layers": [PYTHON_LAYER]} if _is_foreign(one) else {}),
                 **({} if environment else {"setup": [SEALING]}),
             },
         },

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import msgspec
 import yaml
 
-from rollyard.core.errors import ConfigError, Unsupported
+from rollyard.core.errors import ConfigError, Error, Unsupported
 from rollyard.core.sandbox import Resources, Volume, is_path
 from rollyard.core.task import Healthcheck, Site
 from rollyard.tasks.harbor.compose_values import (
@@ -62,11 +62,16 @@ _PLAIN = (str, int, float, bool, type(None), date)  # what one line says; aliase
 _CONDITIONS = ("service_started", "service_healthy", "service_completed_successfully")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}")
 
+# What only keeps a container up, which a sandbox does by itself.
+_IDLE = (("sleep", "infinity"), ("tail", "-f", "/dev/null"), ("sh",), ("bash",), ("/bin/sh",), ("/bin/bash",))
+_SHELLS = ("sh", "bash", "/bin/sh", "/bin/bash")
+
 Condition = Literal["service_started", "service_healthy", "service_completed_successfully"]
 
 
 class TaskService(msgspec.Struct, frozen=True, kw_only=True):
-    """One service of a task. `command` and `entrypoint` are None where the image's own count."""
+    """One service of a task. `command` and `entrypoint` are None where the image's own count. `main` has a command where the file
+    gives it one that does more than wait."""
 
     name: str
     image: str = "host"
@@ -116,7 +121,8 @@ def fold(site: Site) -> Site:
     for name in ("image", "working_dir"):
         if not isinstance(said.get(name) or "", str):
             raise ConfigError(f"{path}: services.main.{name}: a text")
-    plain = not set(document) - _HARMLESS - {"services"} and set(services) == {MAIN} and not set(said) - _FOLDED
+    alone = not set(document) - _HARMLESS - {"services"} and set(services) == {MAIN}
+    plain = alone and not set(said) - _FOLDED and _is_idle(said.get("command"))
     build = _find_build(said, path)
     if build is None and "build" in said:
         return site
@@ -128,6 +134,17 @@ def fold(site: Site) -> Site:
         env={**_environment(said.get("environment"), f"{path}: services.main"), **site.env},
         workdir=site.workdir or said.get("working_dir"),
     )
+
+
+def _is_idle(command: Any) -> bool:
+    """Whether a command of `main` does nothing that a sandbox does not do by itself."""
+    try:
+        words = read_words(command, "command")
+        if words is not None and len(words) == 3 and words[0] in _SHELLS and words[1] == "-c":
+            words = read_words(words[2], "command")
+    except Error:
+        return False  # told where the services are read
+    return words is None or words in _IDLE
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -235,7 +252,9 @@ def _read_service(name: str, said: dict[str, Any], where: str, path: Path, known
         name=name,
         image=image,
         build=build,
-        command=read_words(said.get("command"), f"{where}.command"),
+        command=None
+        if name == MAIN and _is_idle(said.get("command"))
+        else read_words(said.get("command"), f"{where}.command"),
         entrypoint=read_words(said.get("entrypoint"), f"{where}.entrypoint"),
         env={
             k: read_value(v, f"{where}.environment.{k}")
