@@ -20,8 +20,8 @@ import anyio.to_thread
 import msgspec
 
 from rollyard.core import folders
-from rollyard.core.errors import PathError, SandboxError
-from rollyard.core.protocols import Sandbox
+from rollyard.core.errors import PathError, SandboxError, Unsupported
+from rollyard.core.protocols import ListsWrites, Sandbox
 from rollyard.core.scratch import async_scratch
 from rollyard.tasks.transfer import describe_left_out
 
@@ -148,6 +148,18 @@ def _file_patch(name: str, old: bytes | None, new: bytes | None) -> list[str]:
     target = f"b/{name}" if new is not None else "/dev/null"
     lines = difflib.unified_diff(left, right, source, target)
     return [line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines]
+
+
+async def list_writes(sandbox: Sandbox, workdir: str, since: float) -> tuple[str, ...] | None:
+    """What the agent wrote and a patch does not show, where the sandbox's host can tell."""
+    if not isinstance(sandbox, ListsWrites):
+        return None
+    try:
+        written = await sandbox.list_writes(since)
+    except (SandboxError, Unsupported):
+        return None
+    inside = workdir.rstrip("/") + "/"
+    return tuple(path for path in written if not path.startswith(inside) or not _SKIP_DIRS.isdisjoint(path.split("/")))
 
 
 async def artifacts(sandbox: Sandbox, patterns: Sequence[str], *, limit: int = 200) -> dict[str, bytes]:
