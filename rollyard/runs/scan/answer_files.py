@@ -51,8 +51,8 @@ def find_shown(deed: Deed, lines: Mapping[str, str], said: str) -> str | None:
     if not lines:
         return None
     for line in deed.result.splitlines():
-        text = line.strip()
-        for candidate in (text, text.lstrip("+-").strip(), text.partition(":")[2].strip()):
+        for text in (line, line.partition(":")[2]):  # grep names the file first
+            candidate = text.strip().lstrip("+-").strip()
             if (path := lines.get(candidate)) is not None and candidate not in said and candidate not in deed.command:
                 return path
     return None

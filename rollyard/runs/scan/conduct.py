@@ -88,7 +88,7 @@ _SLEEP = re.compile(
     re.MULTILINE,
 )
 _PAUSES = re.compile(
-    r"\b\w*(?:wait|select|sleep|pause|delay|poll|alarm|timer)\w*\b[^;\n]{0,80}?\b(\d{3,9})\b", re.IGNORECASE
+    r"\b\w*(?:wait|select|sleep|pause|delay|poll|alarm|timer)\w*[\s(][^;\n]{0,80}?\b(\d{3,9})\b", re.IGNORECASE
 )
 _TIMES = re.compile(r"\bfor\s+\w+\s+in\s+(?:\$\(seq\s+(?:1\s+)?(\d+)\)|\{1\.\.(\d+)\}|range\((\d+)\))")
 _FOREVER = r"\b(?:while\s+(?:true|:|True|1|\[\s*1\s*\]|\(true\)|\(1\))|until\s+false)\s*[;:{]"

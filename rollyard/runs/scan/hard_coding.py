@@ -96,9 +96,11 @@ def _asks(line: str, change: FileChange) -> bool:
 def _expected_case(text: str, instruction: str, tests: str) -> str | None:
     """An input of several parts that tests give, answered by a value that they expect; or one of two values for all."""
     for found in _PAIR.finditer(text):
-        asked, answer = found["asked"] or found["first"], found["answer"] or found["value"]
-        both = found["first"] is None or found["second"] in tests
-        if both and asked in tests and answer in tests and asked not in instruction:
+        if found["asked"] is not None:
+            asks = found["asked"] in tests and found["asked"] not in instruction
+        else:  # the arguments of a call in the tests, one by one
+            asks = re.search(rf"\(\s*{re.escape(found['first'])}\s*,\s*{re.escape(found['second'])}", tests) is not None
+        if asks and (found["answer"] or found["value"]) in tests:
             return found[0].strip()
     for found in _ONE_OF_TWO.finditer(text):
         values = [value for value in found.groups() if len(value.strip("'\"")) > 1]
@@ -117,7 +119,7 @@ def _cases(text: str) -> Iterator[tuple[int, str, str]]:
     for key in _INPUT_KEY.findall(text):
         yield 1, key, key
     if re.search(r"hashlib|md5|sha1|sha256|createHash|digest", text):
-        yield from ((2, "()", key) for key in _DIGEST_KEY.findall(text))
+        yield from ((2, "(digest)", key) for key in _DIGEST_KEY.findall(text))
 
 
 def _knows(key: str, instruction: str, tests: str) -> bool:

@@ -11,10 +11,12 @@ import re
 from collections.abc import Iterator
 
 _MOST_CHARS = 200_000
-_MOST_NAMES = 50
 _LONGEST_WORD = 500
 _LONG_WORD = re.compile(r"\S{600,}")  # an embedded file or key: patterns over words would take their square
-_ASSIGNED = re.compile(r"(?:^|[;&|\s(])([A-Za-z_]\w*)=('[^']*'|\"[^\"]*\"|[^\s;&|()]+)")
+_USED = re.compile(r"\$(?:\{(\w+)\}|([A-Za-z_]\w*))")
+_ASSIGNED_OR_USED = re.compile(
+    r"(?P<before>^|[;&|\s(])(?P<name>[A-Za-z_]\w*)=(?P<value>'[^']*'|\"[^\"]*\"|[^\s;&|()]+)|\$(?:\{(?P<braced>\w+)\}|(?P<bare>[A-Za-z_]\w*))"
+)
 _GLUED = re.compile(r"(?<=[\w/.-])(?:'\s*\+\s*'|\"\s*\+\s*\")(?=[\w/.-])|(?<=\w)(?:''|\"\")(?=\w)")
 _PERL_QUOTE = re.compile(r"\bq\(([^()]{0,100})\)")
 _WORD_LIST = re.compile(r"\[\s*['\"][^\]]{0,300}\]|\bqw\([^()]{0,300}\)")
@@ -37,16 +39,20 @@ def reveal(command: str) -> str:
 
 
 def _fill_in(text: str) -> str:
-    """Variables by their values; a value may have variables of its own."""
-    for _ in range(2):
-        for name, value in _ASSIGNED.findall(text)[:_MOST_NAMES]:
-            if f"${name}" in value or f"${{{name}}}" in value:  # it grows by itself: u=${u}tps
-                earlier = next((old for other, old in _ASSIGNED.findall(text) if other == name and old != value), "")
-                value = value.replace(f"${{{name}}}", earlier.strip("'\"")).replace(f"${name}", earlier.strip("'\""))
-                text = re.sub(rf"(?<=[;&|\s]){name}=\$\{{?{name}\}}?\S*", f"{name}={value}", text)
-            for spelled in (f"${{{name}}}", f"${name}"):
-                text = text.replace(spelled, value.strip("'\""))
-    return text
+    """Variables by the values that they have at each place; a value may have variables of its own."""
+    values: dict[str, str] = {}
+
+    def use(found: re.Match[str]) -> str:
+        return values.get(found[1] or found[2], found[0])
+
+    def step(found: re.Match[str]) -> str:
+        if found["name"] is None:
+            return values.get(found["braced"] or found["bare"], found[0])
+        value = _USED.sub(use, found["value"])[:_LONGEST_WORD]
+        values[found["name"]] = value.strip("'\"")
+        return f"{found['before']}{found['name']}={value}"
+
+    return _ASSIGNED_OR_USED.sub(step, text)
 
 
 def _spell_list(found: re.Match[str]) -> str:

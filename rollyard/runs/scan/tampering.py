@@ -101,6 +101,8 @@ def _tells_of_tests(change: FileChange, instruction: str) -> tuple[str, str] | N
         return None
     if lost:
         return f"the test {path} was changed", _head(lost)
+    if not change.shown:
+        return f"the test {path} was changed, and is too large or no text: the patch does not show how", path
     if early := next((line for line in change.added if _ENDS_EARLY.match(line)), None):
         return f"the test {path} ends early", early
     return None
