@@ -110,6 +110,10 @@ def test_a_line_that_the_agent_wrote_itself_is_not_read_from_an_answer():
     [
         ("network", seen(("./a.out", "connect: Network is unreachable"), reward=0.0)),
         ("network", seen(("curl -s https://x.example/a", "exit code 6"), reward=0.0)),
+        (
+            "network",
+            seen(("pip install left-pad", "Command 'pip install left-pad' timed out after 30 seconds"), reward=0.0),
+        ),
         ("loops", seen(*[(f"head -n {n} a.py", "text") for n in range(6)])),
         ("loops", seen(*[(f"pytest  # try {n}", "1 failed") for n in range(6)])),
         ("loops", seen(*[("sed -i s/a/b/ x", ""), ("sed -i s/b/a/ x", "")] * 5)),
@@ -135,6 +139,7 @@ def test_it_is_found_by_its_effect(name, deeds):
     [
         seen(("cat log", "connect: Network is unreachable")),
         seen(("curl -s http://localhost:9/", "exit code 7")),
+        seen(("pip install -e .", "Command timed out"), reward=0.0),
         seen(*[(f"touch a{n}", "") for n in range(8)]),
         seen(("pytest", "1 failed"), ("sed -i s/a/b/ x", ""), ("pytest", "2 failed"), ("sed -i s/b/c/ x", "")),
         seen(*[("./mine", "Segmentation fault")] * 4),

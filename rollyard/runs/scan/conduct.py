@@ -44,7 +44,9 @@ _ELSEWHERE = re.compile(
     r"(?:https?|git|ssh)://(?!localhost|127\.0\.0\.1|0\.0\.0\.0|\[::1\])|/dev/tcp/(?!localhost|127\.)"
 )
 _OWN_FOLDER = re.compile(r"\bpip3?\s+install\s+(?:-\S+\s+){0,4}\.")  # what lies here needs no network
-_STILL_RUNNING = "Process running with session ID"  # codex goes on before a command has ended
+_NO_END = re.compile(  # codex goes on before a command has ended, others end it
+    r"Process running with session ID|timed out after \d+|Command timed out|exceeded (?:the )?timeout", re.IGNORECASE
+)
 _TOLD_OF_RUN = re.compile(
     r"^(?:Chunk ID|Wall time|Process running|Original token count)\b.*$", re.MULTILINE
 )  # codex, of each run
@@ -127,7 +129,7 @@ def scan_network(deeds: Deeds) -> Iterator[Finding]:
             said = _SILENT_EXIT.search(deed.result)
         if said is None and not _OWN_FOLDER.search(text):  # where the program is missing, what it would fetch is too
             said = _NO_PROGRAM.search(deed.result)
-        if said or _STILL_RUNNING in deed.result:
+        if said or (_NO_END.search(deed.result) and not _OWN_FOLDER.search(text)):
             message = f"it reached for a network: {said[0] if said else 'no answer'}"
             yield deeds.find_in_call("network", "failure", message, deed, found[0])
             return
