@@ -305,6 +305,12 @@ MUTANTS = (
         "if False:",
         "tests/net/test_checked_session.py -k leads_to_this_machine",
     ),
+    Mutant(
+        "sandbox/local/channel.py",
+        "if number == 0 and not future.cancelled():",
+        "if number == 0:",
+        "tests/sandbox/test_local_channel.py",
+    ),
     # logs of strangers
     Mutant(
         "testing/tasks.py",

@@ -138,6 +138,6 @@ class Channel:
         for number, future in self._waiting.items():
             if not future.done():
                 future.set_exception(self._gone_error())
-            if number == 0:
-                future.exception()  # seen: nobody may ever ask for it
+            if number == 0 and not future.cancelled():  # a greeting that was waited for in vain is
+                future.exception()  # seen: no caller may ever ask for it
         self._waiting.clear()
