@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 import rollyard as ry
@@ -215,6 +214,14 @@ def test_a_large_file_does_not_push_others_out_of_the_patch():
     assert changes["b.bin"].new and not changes["b.bin"].shown
 
 
-def test_a_working_directory_over_its_bound_does_not_hide_what_was_done():
-    rollout = Rollout(id="ro", task=Task(id="t", instruction="x"), diff="[no patch: it is too large]\n")
-    assert Deeds.of(msgspec.structs.replace(rollout)).changes == ()
+@pytest.mark.anyio
+async def test_a_working_directory_over_its_bound_does_not_hide_what_was_done(backend, tmp_path, monkeypatch):
+    monkeypatch.setattr(collect, "MAX_WORKDIR", 1000)
+    row = {"id": "t", "instruction": "x", "files": {"tests/test_a.py": "assert f(2) == 4\n"}, "workdir": "/app"}
+    patch = "*** Begin Patch\n*** Update File: tests/test_a.py\n-assert f(2) == 4\n+pass\n*** End Patch"
+    write = {"shell": f"apply_patch <<'X'\n{patch}\nX"}
+    policy = ry.policy.scripted([{"shell": "head -c 2000 /dev/zero > big"}, write, {"text": "Done."}])
+    async with Store.open(tmp_path / "s.db") as store:
+        done = await run_rollout(as_task(row), agent="shell-agent", policy=policy, sandbox=backend, store=store)
+    assert done.diff is not None and done.diff.startswith("[no patch")
+    assert [change.path for change in Deeds.of(done).changes] == ["tests/test_a.py"]

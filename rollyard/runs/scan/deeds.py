@@ -78,7 +78,7 @@ class Deeds(msgspec.Struct, frozen=True, kw_only=True):
             rollout=rollout,
             tools=tools,
             said=tuple((seq, message.text) for seq, message in answers if message.text),
-            changes=read_diff(rollout.diff) if _has_patch(rollout) else tuple(_told_changes(rollout, tools)),
+            changes=read_diff(patch) if (patch := _patch(rollout)) else tuple(_told_changes(rollout, tools)),
         )
 
     @property
@@ -117,9 +117,9 @@ class Deeds(msgspec.Struct, frozen=True, kw_only=True):
         return next((deed.call for deed in reversed(self.tools) if name in deed.command), None)
 
 
-def _has_patch(rollout: Rollout) -> bool:
+def _patch(rollout: Rollout) -> str:
     """A working directory over its bound has none, which must not hide what was done to it."""
-    return bool(rollout.diff) and not rollout.diff.startswith("[no patch")
+    return "" if (rollout.diff or "").startswith("[no patch") else rollout.diff or ""
 
 
 def _answers(rollout: Rollout) -> Iterator[tuple[int, Message]]:
