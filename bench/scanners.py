@@ -1,9 +1,10 @@
 """How well the scanners of `rollyard scan` tell attacks from honest work: recall and false alarms of each.
 
-    python -m bench.scanners [--agents shell-agent,codex:4,...] [--store corpus.db] [--parallel 4] [--only LABEL]
+    python -m bench.scanners [--agents shell-agent,codex:4,...] [--store corpus.db] [--parallel 4] [--only LABEL] [--corpus SET]
 
 The corpus is made here: attacks and honest work, each done for real by agents in a local sandbox, with a scripted model.
-`known` are the cases of `scanner_cases.py`, which the patterns were made with, `held out` those of `scanner_held_out.py`.
+`known` are the cases of `scanner_cases.py`, which the patterns were made with, `held out` those of `scanner_held_out.py`,
+`fresh` those of `scanner_fresh.py`; the last two were written before the code they try, and have served to mend it since.
 `codex:4` does one case in four, each agent others. With `--store`, trajectories that are there are scanned and not made anew.
 
 What an attack does may also be found by other scanners; a false alarm is a finding in honest work. Exit code 1 where a scanner
@@ -22,8 +23,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import rollyard as ry
-from bench import scanner_cases, scanner_held_out
-from bench.scanner_held_out import Step
+from bench import scanner_cases, scanner_fresh, scanner_held_out
+from bench.scanner_held_out import HeldOut, Step
 from bench.scanner_tools import spell
 from rollyard.core.call import Call
 from rollyard.core.rollout import Rollout
@@ -53,7 +54,7 @@ BAIT = {
     "data/expected_output.csv": "a,b,sum\n2,2,4\n",
 }
 GIT = "git init -q -b main . && git add -A && git -c user.name=a -c user.email=a@example.com commit -q -m base"
-CorpusSet = Literal["known", "held out"]
+CorpusSet = Literal["known", "held out", "fresh"]
 
 
 class Case(NamedTuple):
@@ -102,13 +103,19 @@ def known_cases() -> Iterable[Case]:
     yield from (case(HONEST, number, commands, words[number % len(words)]) for number, commands in enumerate(honest))
 
 
-def held_out_cases() -> Iterable[Case]:
-    for label, many in [*scanner_held_out.ATTACKS.items(), (HONEST, scanner_held_out.HONEST)]:
+def written_apart(corpus: CorpusSet, attacks: dict[str, list[HeldOut]], honest: list[HeldOut]) -> Iterable[Case]:
+    for label, many in [*attacks.items(), (HONEST, honest)]:
         for number, one in enumerate(many):
-            project = scanner_held_out.PROJECTS[one.project]
+            project = scanner_fresh.NEW_PROJECTS[one.project]
             files = project.files | one.files
             instruction = one.instruction or project.instruction
-            yield Case("held out", label, number, one.steps, one.words, instruction, files, project.verify)
+            yield Case(corpus, label, number, one.steps, one.words, instruction, files, project.verify)
+
+
+def all_cases() -> Iterable[Case]:
+    yield from written_apart("held out", scanner_held_out.ATTACKS, scanner_held_out.HONEST)
+    yield from known_cases()
+    yield from written_apart("fresh", scanner_fresh.ATTACKS, scanner_fresh.HONEST)
 
 
 def shares(text: str) -> dict[str, int]:
@@ -116,18 +123,23 @@ def shares(text: str) -> dict[str, int]:
     return {name: int(share or 1) for name, _, share in pairs}
 
 
-def chosen(agents: dict[str, int], only: str | None) -> Iterable[tuple[str, Case]]:
-    cases = [case for case in (*held_out_cases(), *known_cases()) if only in (None, case.label)]
-    for number, case in enumerate(cases):
-        yield from (
-            (agent, case) for offset, (agent, share) in enumerate(agents.items()) if (number + offset) % share == 0
-        )
+class Choice(NamedTuple):
+    agents: dict[str, int]
+    only: str | None
+    corpus: str | None
+
+    def cases(self) -> Iterable[tuple[str, Case]]:
+        for number, case in enumerate(all_cases()):
+            if self.only in (None, case.label) and self.corpus in (None, case.corpus):
+                for offset, (agent, share) in enumerate(self.agents.items()):
+                    if (number + offset) % share == 0:
+                        yield agent, case
 
 
-async def collect(store: ry.Store, agents: dict[str, int], parallel: int, only: str | None) -> None:
+async def collect(store: ry.Store, choice: Choice, parallel: int) -> None:
     there = {(rollout.agent, rollout.task.id) async for rollout in stored(store)}
     limit = asyncio.Semaphore(parallel)
-    wanted = [(agent, case) for agent, case in chosen(agents, only) if (agent, case.task_id) not in there]
+    wanted = [(agent, case) for agent, case in choice.cases() if (agent, case.task_id) not in there]
     done = 0
     async with open_backend("local") as backend:
         provision = Provision.of(backend)
@@ -174,10 +186,10 @@ class Score(NamedTuple):
         return self.false / self.honest if self.honest else 0.0
 
 
-async def measure(store: ry.Store, agents: dict[str, int], only: str | None) -> tuple[dict[str, dict[str, Score]], int]:
+async def measure(store: ry.Store, choice: Choice) -> tuple[dict[str, dict[str, Score]], int]:
     """Per set and scanner its score, and how many trajectories there are. What went wrong is printed, a line each."""
     scanners = load_scanners()
-    cases = {(agent, case.task_id): case for agent, case in chosen(agents, only)}
+    cases = {(agent, case.task_id): case for agent, case in choice.cases()}
     attacks, found, false, honest = Counter[Any](), Counter[Any](), Counter[Any](), Counter[str]()
     count = 0
     async for rollout in stored(store):
@@ -208,11 +220,11 @@ async def measure(store: ry.Store, agents: dict[str, int], only: str | None) -> 
     }, count
 
 
-async def run(agents: dict[str, int], where: str, parallel: int, only: str | None) -> bool:
+async def run(choice: Choice, where: str, parallel: int) -> bool:
     async with ry.Store.open(where) as store:
-        await collect(store, agents, parallel, only)
-        scores, count = await measure(store, agents, only)
-    print(f"\n{count} trajectories of {', '.join(agents)}")
+        await collect(store, choice, parallel)
+        scores, count = await measure(store, choice)
+    print(f"\n{count} trajectories of {', '.join(choice.agents)}")
     bad = False
     for corpus, by_scanner in scores.items():
         print(f"\n{corpus:12} {'attacks':>8} {'found':>6} {'recall':>7} {'honest':>7} {'false':>6} {'rate':>7}")
@@ -229,10 +241,12 @@ def main() -> int:
     parser.add_argument("--store", help="keep the trajectories here, and make only those that are missing")
     parser.add_argument("--parallel", type=int, default=4)
     parser.add_argument("--only", help="one label, for a look at it")
+    parser.add_argument("--corpus", choices=("known", "held out", "fresh"), help="one set")
     asked = parser.parse_args()
+    choice = Choice(shares(asked.agents), asked.only, asked.corpus)
     with tempfile.TemporaryDirectory() as folder:
         where = asked.store or str(Path(folder) / "corpus.db")
-        return 1 if asyncio.run(run(shares(asked.agents), where, asked.parallel, asked.only)) else 0
+        return 1 if asyncio.run(run(choice, where, asked.parallel)) else 0
 
 
 if __name__ == "__main__":

@@ -118,6 +118,15 @@ class MeasuresUsage(Protocol):
 
 
 @runtime_checkable
+class ListsWrites(Protocol):
+    """A sandbox of which the host sees what was written, whatever its programs say."""
+
+    async def list_writes(self, since: float) -> tuple[str, ...]:
+        """Paths that were written, replaced or removed at that time (seconds of the epoch) or later."""
+        ...
+
+
+@runtime_checkable
 class Sleeps(Protocol):
     """A sandbox whose memory can go to the machine's swap while its agent waits. `freeze` is for an agent that would fetch it
     back at once."""

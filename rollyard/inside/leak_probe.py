@@ -3,8 +3,9 @@
     leak_probe.py NEEDLES.json
 
 NEEDLES: `files`, {sha256: name} of tests and solution, and their `sizes`; `groups`, of the lines of one solution's file or patch
-each; `words`, that a patch brings in and compiled code keeps; `values`, of the solution's environment. Looks into archives and
-compressed files, too. Runs under whatever Python a sandbox has; imports nothing of ours.
+each, and which of them are of `patches`; `words`, that a patch brings in and compiled code keeps, and the `modules` it changes;
+`values`, of the solution's environment. Looks into archives and compressed files, too. Runs under whatever Python a sandbox has;
+imports nothing of ours.
 """
 
 import bz2
@@ -111,7 +112,7 @@ def look_at_file(path, needles, sizes):
     name = os.path.basename(path)
     remains = _REMAINS.search(name) is not None
     data = read(path, _UNPACKED if remains else max(_TEXT, size) if size in sizes else _TEXT)
-    found = look_at_bytes(data, needles) or look_at_compiled(path, data, needles)
+    found = look_at_bytes(data, needles, path) or look_at_compiled(path, data, needles)
     if found is None and (remains or is_core(data)):
         line = next((line for group in needles["groups"] for line in group if line.encode() in data), None)
         found = line and ("solution", "has a line of the solution: " + line[:60])
@@ -123,17 +124,30 @@ def look_at_file(path, needles, sizes):
         yield "history", path, "is a bundle of commits"
 
 
-def look_at_bytes(data, needles):
+def look_at_bytes(data, needles, path=None):
     if len(data) in needles["sizes"]:
         name = needles["files"].get(hashlib.sha256(data).hexdigest())
         if name is not None:
             return name.split("/")[0], "is " + name
-    for lines in needles["groups"]:
+    for number, lines in enumerate(needles["groups"]):
         if len(lines) >= _FEWEST_LINES and len(data) >= sum(map(len, lines)) * _SHARE:
             hits = sum(line.encode() in data for line in lines)
-            if hits >= _SHARE * len(lines):
+            if hits >= _SHARE * len(lines) and not (path and number in needles["patches"] and is_committed(path)):
                 return "solution", "has %d of the %d lines of a solution's file" % (hits, len(lines))
     return None
+
+
+def is_committed(path):
+    """Whether it is a file of the project as it was committed: a patch may repeat lines that stand elsewhere in its tree."""
+    folder = os.path.dirname(path)
+    while not os.path.exists(os.path.join(folder, ".git")):
+        if folder in ("", "/"):
+            return False
+        folder = os.path.dirname(folder)
+    name = os.path.relpath(path, folder)
+    held = git(os.path.join(folder, ".git"), "rev-parse", "--verify", "--quiet", "HEAD:" + name).strip()
+    own = git(os.path.join(folder, ".git"), "--work-tree=" + folder, "hash-object", "--", path).strip()
+    return held != "" and held == own
 
 
 def is_core(data):
@@ -145,7 +159,7 @@ def look_at_compiled(path, data, needles):
     if not path.endswith(".pyc"):
         return None
     words = needles["words"]
-    if len(words) >= _FEWEST_WORDS:
+    if len(words) >= _FEWEST_WORDS and os.path.basename(path).split(".")[0] in needles["modules"]:
         hits = sum(word.encode() in data for word in words)
         if hits >= _SHARE * len(words):
             return "solution", "is compiled, and has %d of the %d words that the solution brings in" % (

@@ -30,6 +30,7 @@ _SHORTEST_LINE = 24
 _SMALLEST_FILE = 32
 _MOST_TOLD = 50
 _LARGEST_SOLUTION = 2**20
+_PATCHED = re.compile(r"^\+\+\+ (?:b/)?(\S+)", re.MULTILINE)
 _HUNK = re.compile(r"^@@ -\d+", re.MULTILINE)
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(?P<end>\w+)['\"]?.*\n([\s\S]*?)^\s*(?P=end)\s*$", re.MULTILINE)
 _WORD = re.compile(r"[A-Za-z_]\w{5,}")
@@ -80,13 +81,15 @@ def make_needles(task: Task) -> dict[str, Any]:
     files: dict[str, str] = {}
     sizes: set[int] = set()
     groups: list[list[str]] = []
+    patches: list[int] = []
     words: set[str] = set()
+    modules: set[str] = set()
     asked = {
         line.strip()
         for text in (task.instruction, *(step.instruction for step in task.steps))
         for line in text.splitlines()
     }
-    given = _given_lines(task)
+    given = _given_files(task)
     for kind, folder in _folders(task):
         reverse = kind == "solution" and _applies_reversed(folder)
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -97,23 +100,29 @@ def make_needles(task: Task) -> dict[str, Any]:
             if kind == "solution":
                 text = data[:_LARGEST_SOLUTION].decode("utf-8", "replace")
                 answer = _undo(text) if reverse else text
-                groups += _groups(answer, asked | given.get(path.name, set()))
+                own = set[str]().union(*(lines for name, lines in given if name == path.name))
+                found = _groups(answer, asked | own, [lines for _, lines in given])
+                if _HUNK.search(answer):
+                    patches += range(len(groups), len(groups) + len(found))
+                groups += found
                 words |= _words(answer)
+                modules |= {path.stem, *(PurePosixPath(name).stem for name in _PATCHED.findall(answer))}
     values = {value for value in task.solution_env.values() if value not in task.env.values()}
-    return {"files": files, "sizes": sorted(sizes), "groups": groups, "words": sorted(words), "values": sorted(values)}
+    return {
+        "files": files, "sizes": sorted(sizes), "groups": groups, "patches": patches, "words": sorted(words),
+        "modules": sorted(modules), "values": sorted(values),
+    }  # fmt: skip
 
 
-def _given_lines(task: Task) -> dict[str, set[str]]:
-    """By file name, the lines of what the agent is given: a file with a fault or a gap has most lines of its repair."""
-    lines: dict[str, set[str]] = {}
+def _given_files(task: Task) -> list[tuple[str, set[str]]]:
+    """Name and lines of what the agent is given: a file with a fault or a gap has most lines of its repair."""
     inline = [(PurePosixPath(file.path).name, file.data) for file in task.files if file.data is not None]
     roots = [Path(root) for root in (task.build, *(file.source for file in task.files)) if root is not None]
     found = [
         path for root in roots for path in ([root] if root.is_file() else sorted(root.rglob("*"))) if path.is_file()
     ]
-    for name, data in (*inline, *((path.name, path.read_bytes()[:_LARGEST_SOLUTION]) for path in found)):
-        lines.setdefault(name, set()).update(line.strip() for line in data.decode("utf-8", "replace").splitlines())
-    return lines
+    files = (*inline, *((path.name, path.read_bytes()[:_LARGEST_SOLUTION]) for path in found))
+    return [(name, {line.strip() for line in data.decode("utf-8", "replace").splitlines()}) for name, data in files]
 
 
 def _folders(task: Task) -> Iterator[tuple[str, Path]]:
@@ -141,13 +150,20 @@ def _undo(text: str) -> str:
     )
 
 
-def _groups(text: str, shown: set[str]) -> list[list[str]]:
+def _groups(text: str, shown: set[str], given: list[set[str]]) -> list[list[str]]:
     """Lines that are found together where the answer is: of a patch those that it adds, of a script its here-documents and
-    itself, of another file itself. What was `shown` already, by the question or in a file of that name, is no answer."""
+    itself, of another file itself. What was `shown` already, by the question or in a file of that name, is no answer; nor are
+    the lines of a `given` file of another name that has most of them and lacks some: it is what has to be repaired."""
     patch = _added(text)
     parts = [patch] if patch else [text.splitlines(), *(body.splitlines() for _, body in _HEREDOC.findall(text))]
-    long = [sorted({line.strip() for line in part if len(line.strip()) >= _SHORTEST_LINE} - shown) for part in parts]
-    return [lines for lines in long if lines]
+    long = [{line.strip() for line in part if len(line.strip()) >= _SHORTEST_LINE} - shown for part in parts]
+    if not patch:
+        long = [lines - set[str]().union(*(one for one in given if _is_faulty(one, lines))) for lines in long]
+    return [sorted(lines) for lines in long if lines]
+
+
+def _is_faulty(given: set[str], answer: set[str]) -> bool:
+    return len(answer) / 2 <= len(given & answer) < len(answer)
 
 
 def _added(text: str) -> list[str]:

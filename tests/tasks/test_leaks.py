@@ -379,6 +379,14 @@ OPEN = {
         f"RUN git init -q --bare /srv/m.git && cd /srv/m.git && c=$({GIT} commit-tree -m 1 $(git mktree </dev/null))"
         " && git tag v2 $c", {}, "later commits: /srv/m.git 1 commits",
     ),
+    "the fixed file in a repository, not committed": (
+        f"COPY f /srv/q/like.py\nRUN cd /srv/q && git init -q . && {GIT} commit -q --allow-empty -m 1", {"f": FIXED},
+        "its answer: /srv/q/like.py has 4 of the 4 lines",
+    ),
+    "the fixed file over a committed one": (
+        f"COPY f /srv/o/like.py\nRUN cd /srv/o && git init -q . && mv like.py x && echo 1 > like.py && git add like.py"
+        f" && {GIT} commit -q -m 1 && mv x like.py", {"f": FIXED}, "its answer: /srv/o/like.py has 4 of the 4 lines",
+    ),
     "a bundle": (
         f"RUN git init -q /tmp/r && cd /tmp/r && {GIT} commit -q --allow-empty -m 1 && git bundle create -q /app/b.bundle HEAD"
         " && rm -rf /tmp/r", {}, "later commits: /app/b.bundle is a bundle",
@@ -389,7 +397,13 @@ SHUT = {
     "a file that a later layer removes": ("COPY s.sh /app/s.sh\nRUN rm /app/s.sh", {"s.sh": SOLVE}),
     "a build folder's file that is not copied": ("RUN true", {"s.sh": SOLVE, "p": PATCH}),
     "a repository of one commit": (f"RUN git init -q /srv/r && cd /srv/r && {GIT} commit -q --allow-empty -m 1", {}),
-}
+    "a committed file that has the patch's lines too": (
+        f"COPY f /srv/p/like.py\nRUN cd /srv/p && git init -q . && git add -A && {GIT} commit -q -m 1", {"f": FIXED},
+    ),
+    "compiled code of another module with the same words": (
+        "COPY f /opt/o/other.py\nRUN cd /opt/o && python3 -m compileall -q -b . && rm other.py", {"f": FIXED},
+    ),
+}  # fmt: skip
 
 
 async def leaks_of(folders, backend, root, dockerfile, files):
@@ -489,3 +503,15 @@ def test_a_file_with_a_gap_does_not_hold_its_answer(tmp_path):
         (tmp_path / name).write_text(text)
     task = Task(id="t", instruction="x", solution=str(tmp_path / "solution"), build=str(tmp_path / "environment"))
     assert make_needles(task)["groups"] == [["the_answer_of_all = 42 + 0"]]
+
+
+@pytest.mark.parametrize(("given", "told"), [(5, ["the_answer_of_all = 42 + 0"]), (6, None)])
+def test_a_faulty_file_of_another_name_does_not_hold_its_answer_and_a_copy_does(tmp_path, given, told):
+    lines = [f"the_value_of_number_{number} = {number} * {number}" for number in range(5)] + [
+        "the_answer_of_all = 42 + 0"
+    ]
+    for name, text in (("solution/fixed.py", lines), ("environment/faulty.py", lines[:given])):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text("\n".join(text) + "\n")
+    task = Task(id="t", instruction="x", solution=str(tmp_path / "solution"), build=str(tmp_path / "environment"))
+    assert make_needles(task)["groups"] == [told or sorted(lines)]

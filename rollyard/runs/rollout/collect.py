@@ -20,8 +20,8 @@ import anyio.to_thread
 import msgspec
 
 from rollyard.core import folders
-from rollyard.core.errors import PathError, SandboxError
-from rollyard.core.protocols import Sandbox
+from rollyard.core.errors import PathError, SandboxError, Unsupported
+from rollyard.core.protocols import ListsWrites, Sandbox
 from rollyard.core.scratch import async_scratch
 from rollyard.tasks.transfer import describe_left_out
 
@@ -120,15 +120,23 @@ def _inside(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
 def patch(before: DirectoryCopy, after: DirectoryCopy) -> str:
     if before.why or after.why:
         return f"[no patch: {before.why or after.why}]\n"
-    out: list[str] = []
+    patches: dict[str, str] = {}
     for name in sorted(set(before.files) | set(after.files)):
         old, new = before.files.get(name), after.files.get(name)
         if old != new:
-            out.extend(_file_patch(_show(name), old, new))
-    text = "".join(out)
-    if len(text) > MAX_DIFF:
-        text = text[:MAX_DIFF] + "\n[cut here: the patch is larger]\n"
+            patches[name] = "".join(_file_patch(_show(name), old, new))
+    named = {name: _name_only("Large", _show(name), before.files.get(name), after.files.get(name)) for name in patches}
+    left = MAX_DIFF
+    for name in sorted(patches, key=lambda name: len(patches[name])):  # no large file takes the place of others
+        if len(patches[name]) > left:
+            patches[name] = named[name] if len(named[name]) <= left else ""
+        left -= len(patches[name])
+    text = "".join(patches.values())
     return text if not after.left_out else f"{text}[{describe_left_out(after.left_out)}]\n"
+
+
+def _name_only(kind: str, name: str, old: bytes | None, new: bytes | None) -> str:
+    return f"{kind} file {name} {'is new' if old is None else 'is gone' if new is None else 'differs'}\n"
 
 
 def _show(name: str) -> str:
@@ -138,16 +146,32 @@ def _show(name: str) -> str:
 
 def _file_patch(name: str, old: bytes | None, new: bytes | None) -> list[str]:
     if len(old or b"") > _TEXT or len(new or b"") > _TEXT:
-        return [f"Large file {name} differs\n"]
+        return [_name_only("Large", name, old, new)]
     try:
         left = (old or b"").decode().splitlines(keepends=True)
         right = (new or b"").decode().splitlines(keepends=True)
     except UnicodeDecodeError:
-        return [f"Binary file {name} differs\n"]
+        return [_name_only("Binary", name, old, new)]
     source = f"a/{name}" if old is not None else "/dev/null"
     target = f"b/{name}" if new is not None else "/dev/null"
     lines = difflib.unified_diff(left, right, source, target)
     return [line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines]
+
+
+async def list_writes(sandbox: Sandbox, workdir: str, since: float) -> tuple[str, ...] | None:
+    """What the agent wrote and a patch does not show, where the sandbox's host can tell."""
+    if not isinstance(sandbox, ListsWrites):
+        return None
+    try:
+        written = await sandbox.list_writes(since)
+    except (SandboxError, Unsupported):
+        return None
+    inside = workdir.rstrip("/") + "/"
+    return tuple(
+        path
+        for path in written
+        if (not path.startswith(inside) or not _SKIP_DIRS.isdisjoint(path.split("/"))) and "/.git/objects/" not in path
+    )
 
 
 async def artifacts(sandbox: Sandbox, patterns: Sequence[str], *, limit: int = 200) -> dict[str, bytes]:

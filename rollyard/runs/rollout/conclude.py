@@ -59,6 +59,8 @@ async def _collect(context: RolloutContext, acted: Acted) -> None:
     async with context.stages.stage("collect"):
         after = await collect.copy_out(sandbox, workdir)
         context.record.note(diff=collect.patch(acted.prepared.before, after), workdir=after.tar)
+        if acted.turn.step is None:  # the verifier of an earlier step has written there too
+            context.record.note(writes=await collect.list_writes(sandbox, workdir, acted.prepared.ready_at))
         patterns = agents.artifacts(context.plan.agent, acted.launch)
         mine, _ = _split_collect(context)
         asked = (*mine, *(artifact.source for artifact in context.task.artifacts))

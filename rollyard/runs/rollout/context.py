@@ -70,6 +70,7 @@ class Prepared(NamedTuple):
     prefix: str
     before: DirectoryCopy
     startup: Before | None
+    ready_at: float
     running: Mapping[Process, str] = {}  # before the task's setup, where that is asked for
 
 

@@ -9,6 +9,7 @@ failure is a value on the `Rollout`, charged to the boundary it crossed, and onl
 
 from __future__ import annotations
 
+import time
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 
@@ -352,7 +353,7 @@ async def _prepare(context: RolloutContext, opened: OpenedSandbox, prefix: str) 
                 sandbox = await stack.enter_async_context(context.backend.open(opened.spec))
                 await prepare.look_around(sandbox, opened.spec, deadline)
             before, startup = await _begin_task(context, sandbox, facts, deadline)
-    return Prepared(opened, facts, prefix, before, startup, running)
+    return Prepared(opened, facts, prefix, before, startup, time.time(), running)
 
 
 async def _begin_task(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Literal
@@ -11,7 +12,12 @@ import msgspec
 from rollyard.core.message import Message, ToolCall
 from rollyard.core.rollout import Rollout
 from rollyard.runs.scan.diff import FileChange, read_diff
-from rollyard.runs.scan.tool_call import FileWrite, read_call, reveal, run_text
+from rollyard.runs.scan.reveal import reveal
+from rollyard.runs.scan.tool_call import FileWrite, read_call, run_text, written_texts
+
+_FILE_NAMES = re.compile(r"[\w.-]+")
+_RUNS = re.compile(r"\b(?:python3?|node|perl|ruby|sh|bash|source|exec)\b|(?:^|[\s;&|])\.{0,2}/")
+_MOST_SCRIPT = 50_000
 
 # What a finding takes the ground from: a reward above 0, one of 0, or either.
 Invalidates = Literal["success", "failure", "both"]
@@ -41,16 +47,19 @@ class Deed(msgspec.Struct, frozen=True, kw_only=True):
     failed: bool
     reads: tuple[str, ...] = ()
     writes: tuple[FileWrite, ...] = ()
+    scripts: str = ""  # files that the agent wrote before and that this runs
 
     @property
     def revealed(self) -> str:
         """The command with its variables, word lists and base64 spelled out."""
-        return reveal(self.command)
+        return reveal(f"{self.command}\n{self.scripts}" if self.scripts else self.command)
 
     @property
     def executed(self) -> str:
         """What of it was run: without the files that it only writes."""
-        return "" if self.reads or self.writes else reveal(run_text(self.command))
+        if self.reads or self.writes:
+            return ""
+        return reveal("\n".join(filter(None, [run_text(self.command), self.scripts])))
 
 
 class Deeds(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,12 +72,13 @@ class Deeds(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, rollout: Rollout) -> Deeds:
         answers = list(_answers(rollout))
         results = _results(rollout)
-        tools = tuple(_deed(seq, call, results) for seq, message in answers for call in message.tool_calls)
+        read = (_deed(seq, call, results) for seq, message in answers for call in message.tool_calls)
+        tools = tuple(_with_scripts(read))
         return cls(
             rollout=rollout,
             tools=tools,
             said=tuple((seq, message.text) for seq, message in answers if message.text),
-            changes=read_diff(rollout.diff) if rollout.diff else tuple(_told_changes(rollout, tools)),
+            changes=read_diff(patch) if (patch := _patch(rollout)) else tuple(_told_changes(rollout, tools)),
         )
 
     @property
@@ -89,6 +99,12 @@ class Deeds(msgspec.Struct, frozen=True, kw_only=True):
             scanner, "success", message, where=change.path, excerpt=excerpt, call=self.call_that_wrote(change.path)
         )
 
+    def find_in_writes(self, scanner: str, message: str, path: str) -> Finding:
+        """Of a file that no patch shows."""
+        return self.find(
+            scanner, "success", message, where="files written", excerpt=path, call=self.call_that_wrote(path)
+        )
+
     def find_in_call(
         self, scanner: str, invalidates: Invalidates, message: str, deed: Deed, excerpt: str | None = None
     ) -> Finding:
@@ -99,6 +115,11 @@ class Deeds(msgspec.Struct, frozen=True, kw_only=True):
     def call_that_wrote(self, path: str) -> int | None:
         name = PurePosixPath(path).name
         return next((deed.call for deed in reversed(self.tools) if name in deed.command), None)
+
+
+def _patch(rollout: Rollout) -> str:
+    """A working directory over its bound has none, which must not hide what was done to it."""
+    return "" if (rollout.diff or "").startswith("[no patch") else rollout.diff or ""
 
 
 def _answers(rollout: Rollout) -> Iterator[tuple[int, Message]]:
@@ -127,6 +148,22 @@ def _deed(seq: int, call: ToolCall, results: Mapping[str, tuple[str, bool]]) -> 
     result, failed = results.get(call.id, ("", False))
     command, reads, writes = read_call(call.name, call.arguments)
     return Deed(call=seq, tool=call.name, command=command, result=result, failed=failed, reads=reads, writes=writes)
+
+
+def _with_scripts(deeds: Iterator[Deed]) -> Iterator[Deed]:
+    """What a program does that the agent wrote itself is done by the call that runs it."""
+    texts: dict[str, str] = {}
+    for deed in deeds:
+        words = (
+            set(_FILE_NAMES.findall(deed.command)) if texts and not deed.writes and _RUNS.search(deed.command) else ()
+        )
+        ran = [text for name, text in texts.items() if name in words]
+        yield msgspec.structs.replace(deed, scripts="\n".join(ran)[:_MOST_SCRIPT]) if ran else deed
+        for path, text in [
+            *((write.path, "\n".join(write.added)) for write in deed.writes if not write.gone),
+            *written_texts(deed.command),
+        ]:
+            texts[PurePosixPath(path).name] = text
 
 
 def _told_changes(rollout: Rollout, tools: tuple[Deed, ...]) -> Iterator[FileChange]:

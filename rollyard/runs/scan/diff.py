@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
+
+_NAMED = re.compile(r"(?:Large|Binary) file (.+) (is new|is gone|differs)$")
 
 
 class FileChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -11,6 +15,7 @@ class FileChange(msgspec.Struct, frozen=True, kw_only=True):
     gone: bool
     added: tuple[str, ...]
     removed: tuple[str, ...]
+    shown: bool = True  # False: it is large or binary, and was only named
 
 
 def read_diff(text: str) -> tuple[FileChange, ...]:
@@ -36,6 +41,16 @@ def read_diff(text: str) -> tuple[FileChange, ...]:
         removed.clear()
 
     for number, line in enumerate(lines):
+        if (only := _NAMED.match(line)) is not None and line[:1] not in "+-":
+            end()
+            path = None
+            kind = only[2]
+            changes.append(
+                FileChange(
+                    path=only[1], new=kind == "is new", gone=kind == "is gone", added=(), removed=(), shown=False
+                )
+            )
+            continue
         if line.startswith("--- ") and number + 1 < len(lines) and lines[number + 1].startswith("+++ "):
             end()
             before, path = line[4:].split("\t")[0], None

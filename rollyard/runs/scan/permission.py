@@ -12,7 +12,7 @@ _SENTENCE = re.compile(r"(?<=[.;!?:])\s+|\n+")
 _VERBS: dict[TestWork, str] = {
     "change": (
         r"add|write|extend|update|change|edit|rename|move|rewrite|create|improve|port|convert|migrate|adapt|adjust|cover"
-        r"|turn on|enable|configure|set up|implement|refactor|replace|delete|remove|drop|split|merge|parametri[sz]e|expand"
+        r"|turn on|enable|configure|set up|implement|refactor|replace|delete|remove|drop|split|merge|parametri[sz]e|expand|give"
     ),
     "remove": r"delete|remove|drop|move|rename|merge|split|clean up",
     "skip": r"skip|disable|mark|xfail|deselect|exclude|ignore",

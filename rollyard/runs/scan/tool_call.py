@@ -1,13 +1,11 @@
 """A tool call as what it does, whatever the agent calls its tools: a command, files it reads, files it writes.
 
 Agents change files by Write, Edit, str_replace_editor, replace or apply_patch, the last also as a command in their shell. Of a
-command, `reveal` spells out what is hidden by simple means, and `run_text` leaves out text that only goes to a file.
+command, `run_text` leaves out text that only goes to a file, and `written_texts` gives just that.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -22,15 +20,10 @@ _OLD = ("old_string", "oldString", "oldText", "old_str", "old_text", "before")
 _NEW = ("new_string", "newString", "newText", "new_str", "new_text", "after", "insert_text", "new_source")
 _READS = ("read", "view", "cat", "open", "grep", "search")
 _PATCHED = re.compile(r"^\*\*\* (Add|Update|Delete) File: (.+)$")
-_ASSIGNED = re.compile(r"(?:^|[;&|\s(])([A-Za-z_]\w*)=('[^']*'|\"[^\"]*\"|[^\s;&|()]+)")
-_WORD_LIST = re.compile(r"\[\s*['\"][^\]]{0,300}\]")
-_BETWEEN_WORDS = re.compile(r"['\"]\s*,\s*['\"]")
-_BASE64 = re.compile(r"[A-Za-z0-9+/]{12,}={0,2}")
 _HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
-_LONG_WORD = re.compile(r"\S{600,}")  # an embedded file or key: patterns over words would take their square
-_LONGEST_WORD = 500
 _MOST_CHARS = 200_000
-_MOST_NAMES = 50
+_TARGET = re.compile(r"(?<![12&])>>?\s*([\w./~-]+)|\btee\s+(?:-a\s+)?([\w./~-]+)")
+_PRINTS_INTO = re.compile(r"\b(?:echo|printf)\s+(?:-\w+\s+)?('[^']*'|\"[^\"]*\")\s*>>?\s*([\w./~-]+)")
 _INTO_FILE = re.compile(r"\bcat\b.*>|>.*\bcat\b|\b(?:tee|apply_patch|install)\b")
 _INTERPRETER = re.compile(r"(?:^|[|;&]\s*)(?:python3?|node|perl|ruby|sh|bash)\b")
 _PRINTED = re.compile(
@@ -105,25 +98,6 @@ def _patched(text: str) -> Iterator[FileWrite]:
             removed.append(line[1:])
 
 
-def reveal(command: str) -> str:
-    text = _LONG_WORD.sub(lambda found: found[0][:_LONGEST_WORD], command[:_MOST_CHARS])
-    for name, value in _ASSIGNED.findall(text)[:_MOST_NAMES]:
-        for spelled in (f"${{{name}}}", f"${name}"):
-            text = text.replace(spelled, value.strip("'\""))
-    text = _WORD_LIST.sub(lambda found: _BETWEEN_WORDS.sub(" ", found[0]), text)  # ['git', 'log'] is a command too
-    if "base64" in command or "b64decode" in command:
-        text = "\n".join([text, *_decoded(command)])
-    return text
-
-
-def _decoded(command: str) -> Iterator[str]:
-    for word in _BASE64.findall(command):
-        try:
-            yield base64.b64decode(word, validate=True).decode()
-        except (binascii.Error, UnicodeDecodeError):
-            continue
-
-
 def run_text(command: str) -> str:
     """Without the bodies of here-documents that go to a file, and without what is printed into one."""
     kept: list[str] = []
@@ -137,3 +111,20 @@ def run_text(command: str) -> str:
         if found and _INTO_FILE.search(line) and not _INTERPRETER.search(line):
             end = found[1]
     return _PRINTED.sub("echo ", "\n".join(kept))
+
+
+def written_texts(command: str) -> Iterator[tuple[str, str]]:
+    """Files that it writes by here-documents or by printing, with their texts."""
+    path, end, body = "", None, list[str]()
+    for line in command[:_MOST_CHARS].splitlines():
+        if end is not None:
+            if line.strip() == end:
+                yield path, "\n".join(body)
+                end = None
+            else:
+                body.append(line)
+            continue
+        found, target = _HEREDOC.search(line), _TARGET.search(line)
+        if found and target:
+            path, end, body = target[1] or target[2], found[1], []
+    yield from ((found[2], found[1]) for found in _PRINTS_INTO.finditer(command[:_MOST_CHARS]))

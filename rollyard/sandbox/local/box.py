@@ -27,6 +27,7 @@ from rollyard.sandbox.local.journal import Home, SandboxEntry, has_ended
 from rollyard.sandbox.local.probe import NAMESPACED
 from rollyard.sandbox.local.usage import read_usage
 from rollyard.sandbox.local.view_root import save_changes
+from rollyard.sandbox.local.writes import list_writes
 from rollyard.sandbox.streams import SocketListener, SocketStream
 
 _GRACE_S = 5.0
@@ -224,6 +225,17 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         _, fds = await self._ask("upper")
         try:
             return await asyncio.to_thread(read_usage, self.group.dirs, self.written, fds[0] if fds else None)
+        finally:
+            protocol.close_fds(fds)
+
+    async def list_writes(self, since: float) -> tuple[str, ...]:
+        if self.info.level not in NAMESPACED:
+            raise Unsupported("what a sandbox without mount namespaces writes is not apart from what was there")
+        _, fds = await self._ask("upper")
+        try:
+            base = Path(f"/proc/self/fd/{fds[0]}") if fds else self.written
+            uppers = {target: base / name for target, name in self._entry.uppers.items()}
+            return await asyncio.to_thread(list_writes, uppers, since)
         finally:
             protocol.close_fds(fds)
 
