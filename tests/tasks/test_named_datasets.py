@@ -217,7 +217,7 @@ def twice(n):
                     return int(found[1])
 """
 FORGERIES = {
-    "reads the expected values": "import json, pathlib\ndef twice(n):\n    return int(json.loads(pathlib.Path('cases.json').read_text())['tests'][-1])",
+    "reads the expected values": "import json\ndef twice(n):\n    return int(json.load(open('cases.json'))['tests'][-1])",
     "ends the process": "import os\ndef twice(n):\n    os._exit(0)",
     "ends it at import": "import sys\nsys.exit(0)",
     "equal to all": "class E(int):\n    def __eq__(self, other):\n        return True\ndef twice(n):\n    return E()",
@@ -641,7 +641,7 @@ def test_without_repositories_an_instance_runs_in_its_own_image(instance):
     (seal,) = task.files
     assert task.setup == ("sh seal_repository.sh . && rm seal_repository.sh",) and seal.path == "seal_repository.sh"
     base = (instance[0] / "acme__widget-1" / "task.yaml").read_text().split()[-1]
-    assert f"base={base}\n" in (Path(task.source) / "tests" / "run.sh").read_text()
+    assert f"git checkout -q {base} -- test_w.py" in (Path(task.source) / "tests" / "run.sh").read_text()
     add("lost", instance[0], options={"repositories": str(instance[0])})
     with pytest.raises(ConfigError, match="no repository of acme/widget in it"):
         ry.Taskset.load("lost")
