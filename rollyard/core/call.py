@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -59,6 +59,11 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     reasoning: str | None = None  # JSON text of the provider's thinking/effort option
     response_format: str | None = None  # JSON text
     extra: Mapping[str, Any] = {}
+
+
+TokenCount = Annotated[
+    int, msgspec.Meta(ge=0, le=2**53)
+]  # what a server says; more could be neither stored nor added up
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

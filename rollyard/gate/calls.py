@@ -201,7 +201,12 @@ class Calls:
             return
         finally:
             self._live.discard(turn)
-        await self._record_failure(session, turn, call, failure, refusal)
+        try:
+            await self._record_failure(session, turn, call, failure, refusal)
+        finally:
+            del (
+                failure
+            )  # its traceback holds this frame: all that the failed call read would wait for the garbage collector
 
     async def _ask(self, session: Session, call: Call) -> Reply:
         lane = session.lane

@@ -285,5 +285,6 @@ def _plain(answer: HttpResponse, max_body: int) -> HttpResponse:
     except zlib.error:
         raise BadAnswer("not what its content-encoding says") from None
     if opener.unconsumed_tail:
+        del body  # an error that is kept keeps this frame
         raise BadAnswer("too large")
     return answer._replace(body=body)

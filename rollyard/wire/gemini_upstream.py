@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.call import Call, Finish, Reply, Sampling, Usage
+from rollyard.core.call import Call, Finish, Reply, Sampling, TokenCount, Usage
 from rollyard.core.errors import UpstreamError
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall, ToolSpec
 from rollyard.wire import options
@@ -192,10 +192,10 @@ class _Candidate(msgspec.Struct, rename="camel"):
 
 
 class _Usage(msgspec.Struct, rename="camel"):
-    prompt_token_count: int | None = None
-    candidates_token_count: int | None = None
-    thoughts_token_count: int | None = None
-    cached_content_token_count: int | None = None
+    prompt_token_count: TokenCount | None = None
+    candidates_token_count: TokenCount | None = None
+    thoughts_token_count: TokenCount | None = None
+    cached_content_token_count: TokenCount | None = None
 
 
 class _Feedback(msgspec.Struct, rename="camel"):

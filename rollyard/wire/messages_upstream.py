@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.call import Call, Finish, Reply, Sampling, Usage
+from rollyard.core.call import Call, Finish, Reply, Sampling, TokenCount, Usage
 from rollyard.core.message import Message, Opaque, Part, Text, Thinking, ToolCall, ToolSpec
 from rollyard.wire import options
 from rollyard.wire.body import dump, from_upstream, parse_json, read_upstream, split_object
@@ -167,14 +167,14 @@ def _tool(tool: ToolSpec) -> Any:
 
 
 class _TokenDetails(msgspec.Struct):
-    thinking_tokens: int | None = None
+    thinking_tokens: TokenCount | None = None
 
 
 class _Usage(msgspec.Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
+    input_tokens: TokenCount | None = None
+    output_tokens: TokenCount | None = None
+    cache_read_input_tokens: TokenCount | None = None
+    cache_creation_input_tokens: TokenCount | None = None
     output_tokens_details: _TokenDetails | None = None
 
 

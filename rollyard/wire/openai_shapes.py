@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.call import Call, Reply, TokenText, Usage
+from rollyard.core.call import Call, Reply, TokenCount, TokenText, Usage
 from rollyard.wire.body import dump
 
 _TYPES = {
@@ -43,22 +43,22 @@ def models(names: list[str]) -> bytes:
 
 
 class _PromptDetails(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
+    cached_tokens: TokenCount | None = None
 
 
 class _CompletionDetails(msgspec.Struct, gc=False):
-    reasoning_tokens: int | None = None
+    reasoning_tokens: TokenCount | None = None
 
 
 class UsageBody(msgspec.Struct, gc=False):
     """Chat and Responses name the same numbers differently; a body has one set of them."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: TokenCount | None = None
+    completion_tokens: TokenCount | None = None
     prompt_tokens_details: _PromptDetails | None = None
     completion_tokens_details: _CompletionDetails | None = None
-    input_tokens: int | None = None
-    output_tokens: int | None = None
+    input_tokens: TokenCount | None = None
+    output_tokens: TokenCount | None = None
     input_tokens_details: _PromptDetails | None = None
     output_tokens_details: _CompletionDetails | None = None
 

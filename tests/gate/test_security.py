@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import socket
 import tracemalloc
+import weakref
 
 import pytest
 
@@ -416,3 +418,26 @@ async def test_the_store_of_keys_holds_only_hashes(log):
         kept = repr(log.kept["r1"])
         assert session.key not in kept
         assert "sk-upstream-secret" not in kept
+
+
+async def test_what_a_failed_call_read_is_given_back_without_the_garbage_collector():
+    """A served gate collects seldom; an error holds the frames that it came through, and these what a server sent."""
+
+    class Sent:
+        pass
+
+    kept = []
+
+    def fail(call):
+        sent = Sent()
+        kept.append(weakref.ref(sent))
+        raise UpstreamError("unreadable", status=502)
+
+    async with open_gate(Answers(fail)) as gate:
+        session = await gate.open_session("r1")
+        gc.disable()
+        try:
+            assert (await ask(gate, "POST", CHAT, key=session.key, body=chat())).status == 502
+            await until(lambda: kept and all(sent() is None for sent in kept))
+        finally:
+            gc.enable()

@@ -7,6 +7,8 @@ import pytest
 
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import load_adapter
+from rollyard.tasks.adapters.drafts import is_original, put_tests_back
+from rollyard.tasks.adapters.git_trees import pack_tree, read_tree
 
 pytestmark = pytest.mark.adversarial
 SECRET = "very secret"
@@ -125,3 +127,79 @@ def test_a_row_gives_git_no_option_and_no_other_repository(tmp_path, outside, fi
     assert outside.read_text() == SECRET
     assert "is no commit" in refused[0] or "is no repository" in refused[0]
     assert not list((tmp_path / "made").rglob("repository.tar.gz"))
+
+
+TEST = "def test_old():\n    assert True\n"
+BASE = {"conftest.py": "# of the base\n", "tests/test_a.py": TEST, "tests/conftest.py": "#\n", "code.py": "fault\n"}
+TEST_PATCH = """diff --git a/tests/test_a.py b/tests/test_a.py
+--- a/tests/test_a.py
++++ b/tests/test_a.py
+@@ -1,2 +1,4 @@
+ def test_old():
+     assert True
++def test_new():
++    assert False
+"""
+FORGED = {
+    "code.py": "an honest change\n",
+    "conftest.py": "every test passes\n",
+    "tests/conftest.py": None,
+    "lib/conftest.py": "every test passes\n",
+    "pytest.ini": "[pytest]\naddopts = -p forged\n",
+    "tests/test_a.py": f"{TEST}\n\n\ndel test_new\n",
+    "tests/__pycache__/test_a.pyc": "forged",
+    "docs/conftest.py": "the answer has one here too\n",
+}
+
+
+def commit(tree, *words):
+    git = ["git", "-C", str(tree), "-c", "user.name=x", "-c", "user.email=x@x"]
+    for command in (["init", "-q"], ["add", "-A", "-f"], ["commit", "-q", "-m", "x", *words]):
+        subprocess.run([*git, *command], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("way", ["a tar", "a commit's name", "a copy of the repository"])
+def test_tests_and_their_settings_are_those_of_the_base_whatever_the_agent_made_of_them(tmp_path, way):
+    tree, answer = tmp_path / "tree", "diff --git a/docs/conftest.py b/docs/conftest.py\n"
+    for name, text in BASE.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text)
+    commit(tree)
+    subprocess.run(["cp", "-a", tree / ".git", tmp_path / "base.git"], check=True)
+    base = subprocess.run(["git", "-C", tree, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    originals = read_tree(tree, "HEAD")
+    wanted = {path: file for path, file in originals.items() if is_original(path, TEST_PATCH, answer)}
+    (tmp_path / "originals.tar.gz").write_bytes(pack_tree(wanted))
+    (tmp_path / "test.patch").write_text(TEST_PATCH)
+    for name, text in FORGED.items():
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(text) if text is not None else (tree / name).unlink()
+    commit(tree, "--amend")  # what is the first commit now has the forged tests
+    restore = {
+        "a tar": f"{tmp_path}/originals.tar.gz",
+        "a commit's name": f"git checkout -q {base.stdout.strip()} --",
+        "a copy of the repository": f"git --git-dir={tmp_path}/base.git --work-tree=. checkout -q HEAD --",
+    }[way]
+    lines = put_tests_back(str(tree), restore, TEST_PATCH, answer)
+    script = "\n".join(lines).replace("/tests/test.patch", f"{tmp_path}/test.patch")
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = {
+        path.relative_to(tree).as_posix(): path.read_text()
+        for path in tree.rglob("*")
+        if path.is_file() and ".git" not in path.parts
+    }
+    changed = {"tests/test_a.py": f"{TEST}def test_new():\n    assert False\n", "code.py": FORGED["code.py"]}
+    assert found == {**BASE, **changed, "docs/conftest.py": FORGED["docs/conftest.py"]}
+
+
+def test_tests_of_an_instance_without_a_test_patch_are_put_back(tmp_path):
+    row = {"instance_id": "o__r.1.f__2", "repo": "o/r", "problem_statement": "It broke.", "patch": "the fault"}
+    row |= {"image_name": "o/img", "FAIL_TO_PASS": ["tests/test_a.py::test_a"], "PASS_TO_PASS": ["b.py::c"]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    assert not write("swebench", tmp_path / "rows.jsonl", tmp_path / "made")
+    (script,) = (tmp_path / "made").rglob("run.sh")
+    for path in ("tests/test_a.py", "b.py"):
+        assert f"--git-dir=/opt/base.git --work-tree=. checkout -q HEAD -- {path} " in script.read_text()
+    (dockerfile,) = (tmp_path / "made").rglob("Dockerfile")
+    assert "cp -a .git /opt/base.git" in dockerfile.read_text()

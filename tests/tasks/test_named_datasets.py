@@ -3,10 +3,12 @@
 import csv
 import gzip
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 from pathlib import Path
 
 import msgspec
@@ -186,17 +188,35 @@ def test_the_command_line_adds_lists_and_shows(tmp_path):
         add("other", rows, options={"colour": "red"})
 
 
-def judge(tmp_path, code, **cases):
-    """The exit code of the check of `code` as the solution."""
+def judge(tmp_path, code, *, user=None, **cases):
+    """The exit code of the check of `code` as the solution; `user` is an ordinary one who runs it."""
     (tmp_path / "solution.py").write_text(code)
     told = {"file": str(tmp_path / "solution.py"), "helpers": "", "functions": ["twice"], **cases}
     told.setdefault("tests", "assert twice(2) == 4")
     (tmp_path / "cases.json").write_text(json.dumps(told))
     script = [sys.executable, "-I", str(INSIDE / "function_check.py"), str(tmp_path / "cases.json")]
-    return subprocess.run(script, capture_output=True, timeout=60).returncode
+    if user is not None:
+        script[0], script[2] = SYSTEM_PYTHON, shutil.copy(script[2], tmp_path)
+        for path in (*tmp_path.parents, tmp_path):
+            if path.is_relative_to(tempfile.gettempdir()) and path != Path(tempfile.gettempdir()):
+                path.chmod(0o777)
+    return subprocess.run(script, capture_output=True, timeout=60, user=user).returncode
 
 
+SYSTEM_PYTHON = "/usr/bin/python3"  # one that every user may run
+READS_MEMORY = """
+import os, re
+def twice(n):
+    with open(f"/proc/{os.getppid()}/maps") as maps, open(f"/proc/{os.getppid()}/mem", "rb", 0) as memory:
+        for line in maps:
+            low, high = (int(part, 16) for part in line.split()[0].split("-"))
+            if " rw-p " in line:
+                memory.seek(low)
+                if found := re.search(rb"twice.2. == (\\d+)", memory.read(high - low)):
+                    return int(found[1])
+"""
 FORGERIES = {
+    "reads the expected values": "import json\ndef twice(n):\n    return int(json.load(open('cases.json'))['tests'][-1])",
     "ends the process": "import os\ndef twice(n):\n    os._exit(0)",
     "ends it at import": "import sys\nsys.exit(0)",
     "equal to all": "class E(int):\n    def __eq__(self, other):\n        return True\ndef twice(n):\n    return E()",
@@ -211,6 +231,15 @@ FORGERIES = {
 def test_a_function_cannot_forge_the_result_of_its_tests(tmp_path, code):
     assert judge(tmp_path, code) != 0
     assert judge(tmp_path, "def twice(n):\n    return 2 * n") == 0
+
+
+@pytest.mark.adversarial
+@pytest.mark.skipif(os.getuid() != 0, reason="the check of an ordinary user is started by root")
+@pytest.mark.skipif(not os.path.exists(SYSTEM_PYTHON), reason=f"there is no {SYSTEM_PYTHON}")
+@pytest.mark.parametrize("code", [*FORGERIES.values(), READS_MEMORY], ids=[*FORGERIES, "reads the judge's memory"])
+def test_nor_can_it_where_the_judge_has_no_other_user_for_it(tmp_path, code):
+    assert judge(tmp_path, code, user=65534) != 0
+    assert judge(tmp_path, "def twice(n):\n    return 2 * n", user=65534) == 0
 
 
 def test_values_of_every_kind_reach_the_tests_as_they_are(tmp_path):
@@ -600,7 +629,7 @@ def test_without_repositories_an_instance_runs_in_its_own_image(instance):
     (seal,) = task.files
     assert task.setup == ("sh seal_repository.sh . && rm seal_repository.sh",) and seal.path == "seal_repository.sh"
     base = (instance[0] / "acme__widget-1" / "task.yaml").read_text().split()[-1]
-    assert f"base={base}\n" in (Path(task.source) / "tests" / "run.sh").read_text()
+    assert f"git checkout -q {base} -- test_w.py" in (Path(task.source) / "tests" / "run.sh").read_text()
     add("lost", instance[0], options={"repositories": str(instance[0])})
     with pytest.raises(ConfigError, match="no repository of acme/widget in it"):
         ry.Taskset.load("lost")

@@ -210,3 +210,21 @@ def test_any_bytes_are_refused_on_both_sides(dialect, junk):
         decode(dialect, b"\x00" + junk)
     with pytest.raises(UpstreamError):
         CODECS[dialect].decode_reply(b"\x00" + junk)
+
+
+@pytest.mark.parametrize("number", [-1, 2**63, 2**64])
+@pytest.mark.parametrize(
+    ("dialect", "answer"),
+    [
+        ("chat", {"choices": [{"message": {"role": "assistant", "content": "x"}}], "usage": {"prompt_tokens": 0}}),
+        ("responses", {"output": [], "usage": {"output_tokens_details": {"reasoning_tokens": 0}}}),
+        ("messages", {"content": [{"type": "text", "text": "x"}], "usage": {"cache_read_input_tokens": 0}}),
+        ("gemini", {"candidates": [{"content": {"parts": [{"text": "x"}]}}], "usageMetadata": {"promptTokenCount": 0}}),
+    ],
+)
+def test_a_number_of_tokens_that_cannot_be_is_no_answer(dialect, answer, number):
+    """It would lower a budget, or could not be stored and end the rollout."""
+    body = json.dumps(answer)
+    assert CODECS[dialect].decode_reply(body.encode()) is not None
+    with pytest.raises(UpstreamError):
+        CODECS[dialect].decode_reply(body.replace(": 0}", f": {number}}}").encode())

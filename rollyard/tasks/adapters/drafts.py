@@ -8,9 +8,10 @@ import fnmatch
 import gzip
 import io
 import re
+import shlex
 import zlib
 from codecs import BOM_UTF8
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,6 +27,7 @@ WORKDIR = "/app"
 PYTHON_LAYER = "pip:iniconfig==2.1.0"  # a layer of any package brings the interpreter that a judge runs by
 _TEST_FOLDERS = {"tests", "test"}
 _TEST_FILE = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py|conftest\.py")
+_ORDERS = ("conftest.py", "pytest.ini", ".pytest.ini")  # pytest takes orders from them
 SEAL = "seal_repository.sh"  # of `rollyard.inside`
 SEALING = f"sh {SEAL} . && rm {SEAL}"  # the setup command of a task that has it among its files
 _LONGEST_FIELD = 2**30  # of a CSV file; without a word Python's own reader ends at 128 kB
@@ -176,16 +178,36 @@ def _read_list(text: str) -> list[Any]:
             raise ConfigError(f"no list of names: {text[:80]!r}") from error
 
 
-def put_tests_back(workdir: str, base: str, test_patch: str) -> list[str]:
-    """Lines of a judge's script: in a git repository the test files as they were at the base, with the test patch on them."""
-    touched = re.findall(r"^diff --git a/(.*) b/.*$", test_patch, re.M)
-    safe = "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'"
-    lines = [safe, f"cd {workdir} || exit 1"]
-    if test_patch:
-        lines += [f"base={base}"]
-        lines += [f"git checkout -q $base -- '{path}' 2>/dev/null || rm -f '{path}'" for path in touched]
-        lines += ["git apply /tests/test.patch || exit 1"]
-    return lines
+def put_tests_back(workdir: str, restore: str, test_patch: str, answer: str, tests: Sequence[str] = ()) -> list[str]:
+    """Lines of a judge's script: test files as they were at the base, with the test patch on them. So are files that pytest takes
+    orders from, unless the answer, the set's own patch, has them too. `restore` brings files back: the beginning of a command
+    of git, or the tar of all that `is_original` names. `tests` are files that the patch does not name."""
+    touched = [shlex.quote(path) for path in dict.fromkeys((*_patched_files(test_patch), *tests))]
+    kept = _patched_files(answer)
+    apart = " ".join(f"! -path {shlex.quote(f'./{path}')}" for path in kept)
+    named = " -o ".join(f"-name {name}" for name in ("__pycache__", *_ORDERS))
+    lines = [
+        "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'",
+        f"cd {workdir} || exit 1",
+    ]
+    lines += [f"find . -name .git -prune -o \\( {named} \\) {apart} -prune -exec rm -rf {{}} +"]
+    if restore.endswith(".tar.gz"):
+        lines += [f"rm -rf {path}" for path in touched] + [f"tar -xzf {restore} || exit 1"]
+    else:
+        others = " ".join(shlex.quote(f":(exclude){path}") for path in kept)
+        lines += [f"{restore} ':(glob)**/{name}' {others} 2>/dev/null" for name in _ORDERS]
+        lines += [f"{restore} {path} 2>/dev/null || rm -f {path}" for path in touched]
+    return [*lines, "git apply /tests/test.patch || exit 1"] if test_patch else lines
+
+
+def is_original(path: str, test_patch: str, answer: str) -> bool:
+    """Whether `put_tests_back` wants this file of the base."""
+    orders = PurePosixPath(path).name in _ORDERS and path not in _patched_files(answer)
+    return orders or path in _patched_files(test_patch)
+
+
+def _patched_files(patch: str) -> list[str]:
+    return re.findall(r"^diff --git a/(.*) b/.*$", patch, re.M)
 
 
 def is_test(path: str) -> bool:

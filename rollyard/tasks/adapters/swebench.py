@@ -11,8 +11,11 @@ from __future__ import annotations
 
 import gzip
 import importlib.resources
+import io
 import re
+import shlex
 import subprocess
+import tarfile
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -31,6 +34,7 @@ from rollyard.tasks.adapters.drafts import (
     Row,
     field,
     first_row,
+    is_original,
     is_wanted,
     put_tests_back,
     read_inside,
@@ -75,7 +79,10 @@ _COMMANDS = {
 }
 _SUBSETS = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-bench_Lite"}
 _LOG = "/logs/verifier/tests.log"
-_ROOT = "$(git rev-list --max-parents=0 HEAD | tail -1)"  # the one commit of a tree that was built
+_ORIGINALS = "originals.tar.gz"  # test files of the base, where its repository is at hand
+_BASE = (
+    "/opt/base.git"  # the one commit of a tree that was built, where the agent's changes to it do not reach the judge
+)
 _TOOLS = ("pip", "setuptools", "wheel")
 _INSTALL = "python -m pip install -e ."
 _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -218,7 +225,8 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
         raise ConfigError(f"{one.id}: no test fails before its patch")
     apply = "git apply -R" if one.reverse else "git apply"
     repositories = options.get("repositories")
-    environment = _built(one, str(repositories)) if repositories else {}
+    tree = _archive(_find_repository(Path(str(repositories)), one.repo), one) if repositories else b""
+    environment = _built(one, tree) if repositories else {}
     inside = importlib.resources.files("rollyard.inside")
     if not repositories and one.reverse:
         environment = {"Dockerfile": f"FROM {one.image}\nCOPY fault.patch /tmp/\n{_faulty()}", "fault.patch": one.patch}
@@ -243,7 +251,8 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
         instruction=f"{one.problem.strip()}\n\nThe repository is in {_WORKDIR}. Change its source, not its tests.",
         table=table,
         tests={
-            "run.sh": _run_script(one, _ROOT if environment else one.base),
+            "run.sh": _run_script(one, _restore(one, originals=bool(repositories))),
+            **({_ORIGINALS: _pack_originals(one, tree)} if repositories else {}),
             "test.sh": reward_script("bash /tests/run.sh"),
             "test.patch": one.test_patch,
             "tests.json": msgspec.json.encode(one.tests),
@@ -260,9 +269,27 @@ def _is_foreign(one: SweInstance) -> bool:
     return one.tests["format"] in (*_LANGUAGE_FORMATS.values(), *_FORMATS_OF_INSTANCES.values())
 
 
-def _run_script(one: SweInstance, base: str) -> str:
+def _restore(one: SweInstance, *, originals: bool) -> str:
+    if originals:
+        return f"/tests/{_ORIGINALS}"
+    base = f"git --git-dir={_BASE} --work-tree=. checkout -q HEAD --"
+    return base if one.reverse else f"git checkout -q {shlex.quote(one.base)} --"
+
+
+def _pack_originals(one: SweInstance, tree: bytes) -> bytes:
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(tree)) as source, tarfile.open(fileobj=packed, mode="w") as target:
+        for member in source:
+            if is_original(member.name, one.test_patch, one.patch):
+                target.addfile(member, source.extractfile(member) if member.isfile() else None)
+    return gzip.compress(packed.getvalue(), compresslevel=1, mtime=0)
+
+
+def _run_script(one: SweInstance, restore: str) -> str:
     """The tests, and what their log says."""
-    lines = put_tests_back(_WORKDIR, base, one.test_patch)
+    expected = [*one.tests["FAIL_TO_PASS"], *one.tests["PASS_TO_PASS"]] if one.reverse else []
+    files = [test.split("::")[0] for test in expected if "::" in test]
+    lines = put_tests_back(_WORKDIR, restore, one.test_patch, one.patch, files)
     if one.build:
         lines += ["{", one.build, "} > /logs/verifier/build.log 2>&1"]
     traced = ["set -x", one.command, "{ set +x; } 2>/dev/null"] if _is_foreign(one) else [one.command]
@@ -273,14 +300,13 @@ def _run_script(one: SweInstance, base: str) -> str:
 
 def _faulty() -> str:
     """The fault laid in, as part of the one commit that there is."""
-    command = f"cd {_WORKDIR} && git apply /tmp/fault.patch && rm -rf /tmp/fault.patch .git && {ONE_COMMIT}"
+    command = f"cd {_WORKDIR} && git apply /tmp/fault.patch && rm -rf /tmp/fault.patch .git && {ONE_COMMIT} && cp -a .git {_BASE}"
     return f"RUN {command}\nWORKDIR {_WORKDIR}\n"
 
 
-def _built(one: SweInstance, repositories: str) -> dict[str, str | bytes]:
+def _built(one: SweInstance, tree: bytes) -> dict[str, str | bytes]:
     if not one.python:
         raise ConfigError(f"{one.id}: it declares no Python to build with", hint="leave out the option repositories")
-    tree = _archive(_find_repository(Path(repositories), one.repo), one)
     version = [f"export SETUPTOOLS_SCM_PRETEND_VERSION={one.version}"] if re.fullmatch(r"[\d.]+", one.version) else []
     install = "\n".join(["set -e", f"cd {_WORKDIR}", *version, one.install])  # there are no tags to read a version from
     tools = " ".join([*(one.tools or ("pip",)), *([] if _has_pytest(one) else ["pytest"])])
