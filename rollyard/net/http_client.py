@@ -8,6 +8,7 @@ A connection that was idle for `idle_s` is not used again: the server may be clo
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 import zlib
 from collections.abc import Callable, Mapping
@@ -49,6 +50,9 @@ class HttpPool:
         self._idle: dict[tuple[bool, str, int], list[HttpClientConnection]] = {}
         self._places: dict[str, HttpOrigin] = {}
         self._sweeper: asyncio.TimerHandle | None = None
+        self._asked: dict[HttpClientConnection, float] = {}  # those that wait for an answer, each with its deadline
+        self._due = math.inf  # the earliest of them, or one before it: when `_timer` goes off
+        self._timer: asyncio.TimerHandle | None = None
         self._secure: ssl.SSLContext | None = None
         self._closed = False
 
@@ -58,20 +62,24 @@ class HttpPool:
         """Raises TimeoutError, OSError or `BadAnswer`; a cancelled exchange cuts its connection."""
         place = self._place(url)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + total_s
-        line = self._reuse(place, loop.time()) or await self._open(place)
+        now = loop.time()
+        line = self._reuse(place, now) or await self._open(place)
+        self._limit(line, now + total_s, loop)
         try:
-            answer = await line.ask(_request(method, place, body or b"", headers), deadline)
+            answer = await line.ask(_request(method, place, body or b"", headers), loop)
         except BaseException:  # cancelled too: an unread answer would be the next one's
             line.abort()
             raise
+        finally:
+            del self._asked[line]
         self._keep(place, line, loop)
         return _plain(answer, self._max_body)
 
     async def aclose(self) -> None:
         self._closed = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        for timer in (self._sweeper, self._timer):
+            if timer is not None:
+                timer.cancel()
         for lines in self._idle.values():
             for line in lines:
                 line.abort()
@@ -108,6 +116,22 @@ class HttpPool:
                 server_hostname=place.host if place.secure else None,
             )
         return line
+
+    def _limit(self, line: HttpClientConnection, deadline: float, loop: asyncio.AbstractEventLoop) -> None:
+        """One timer for all that wait: one for each would cost as much as the parsing of its answer."""
+        self._asked[line] = deadline
+        if deadline < self._due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due, self._timer = deadline, loop.call_at(deadline, self._expire, loop)
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for line, deadline in self._asked.items():
+            if deadline <= now:
+                line.expire()
+        self._due = min((deadline for deadline in self._asked.values() if deadline > now), default=math.inf)
+        self._timer = None if self._due == math.inf else loop.call_at(self._due, self._expire, loop)
 
     def _reuse(self, place: HttpOrigin, now: float) -> HttpClientConnection | None:
         lines = self._idle.get(place[:3])
@@ -167,16 +191,16 @@ class HttpClientConnection(asyncio.Protocol):
         self._size = 0
         self._until_eof = False
 
-    async def ask(self, data: bytes, deadline: float) -> HttpResponse:
-        loop = asyncio.get_running_loop()
+    async def ask(self, data: bytes, loop: asyncio.AbstractEventLoop) -> HttpResponse:
         self._waiter = waiter = loop.create_future()
-        timer = loop.call_at(deadline, self._fail, TimeoutError())
         self._transport.write(data)
         try:
             return await waiter
         finally:
-            timer.cancel()
             self._waiter = None
+
+    def expire(self) -> None:
+        self._fail(TimeoutError())
 
     def abort(self) -> None:
         self.usable = False
