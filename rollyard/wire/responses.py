@@ -187,50 +187,45 @@ def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     )
 
 
-_RESPONSE = (
-    b'{"id":%b,"object":"response","created_at":%d,"status":"%b","background":false,"error":%b,"incomplete_details":%b,'
-    b'"instructions":null,"max_output_tokens":%b,"model":%b,"output":%b,"parallel_tool_calls":%b,'
-    b'"previous_response_id":null,"reasoning":{"effort":null,"summary":null},"store":false,"temperature":%b,'
-    b'"text":{"format":{"type":"text"}},"tool_choice":"auto","tools":[],"top_p":%b,"truncation":"disabled","usage":%b,'
-    b'"metadata":{}}'
+_RESPONSE = b'{%b,"status":"%b","background":false,"error":%b,"incomplete_details":%b,%b,"output":%b,%b,"usage":%b,"metadata":{}}'
+_SAME = (
+    b'"id":%b,"object":"response","created_at":%d',
+    b'"instructions":null,"max_output_tokens":%b,"model":%b',
+    b'"parallel_tool_calls":%b,"previous_response_id":null,"reasoning":{"effort":null,"summary":null},"store":false,'
+    b'"temperature":%b,"text":{"format":{"type":"text"}},"tool_choice":"auto","tools":[],"top_p":%b,"truncation":"disabled"',
 )
 
 
-def _response(
-    call: Call,
-    status: bytes,
-    *,
-    error: bytes = b"null",
-    incomplete: bytes = b"null",
-    output: bytes = b"[]",
-    usage: bytes = b"null",
-) -> bytes:
-    sampling = call.sampling
-    return _RESPONSE % (
-        dump(f"resp_{call.id}"),
-        int(call.received_at),
-        status,
-        error,
-        incomplete,
-        dump(sampling.max_tokens),
-        dump(call.model),
-        output,
-        b"false" if sampling.parallel_tool_calls is False else b"true",
-        dump(sampling.temperature),
-        dump(sampling.top_p),
-        usage,
-    )
+class _Response:
+    """The response object of a call, which several events hold: what is the same in all of them is encoded once."""
 
+    def __init__(self, call: Call) -> None:
+        sampling = call.sampling
+        first, second, third = _SAME
+        self._first = first % (dump(f"resp_{call.id}"), int(call.received_at))
+        self._second = second % (dump(sampling.max_tokens), dump(call.model))
+        parallel = b"false" if sampling.parallel_tool_calls is False else b"true"
+        self._third = third % (parallel, dump(sampling.temperature), dump(sampling.top_p))
 
-def _finish_response(call: Call, reply: Reply, output: list[bytes]) -> bytes:
-    cut = {"length": "max_output_tokens", "refusal": "content_filter"}.get(reply.finish)
-    return _response(
-        call,
-        b"incomplete" if cut else b"completed",
-        incomplete=dump({"reason": cut}) if cut else b"null",
-        output=b"[%b]" % b",".join(output),
-        usage=dump(openai_shapes.responses_usage(reply)),
-    )
+    def __call__(
+        self,
+        status: bytes,
+        *,
+        error: bytes = b"null",
+        incomplete: bytes = b"null",
+        output: bytes = b"[]",
+        usage: bytes = b"null",
+    ) -> bytes:
+        return _RESPONSE % (self._first, status, error, incomplete, self._second, output, self._third, usage)
+
+    def finished(self, reply: Reply, output: list[bytes]) -> bytes:
+        cut = {"length": "max_output_tokens", "refusal": "content_filter"}.get(reply.finish)
+        return self(
+            b"incomplete" if cut else b"completed",
+            incomplete=dump({"reason": cut}) if cut else b"null",
+            output=b"[%b]" % b",".join(output),
+            usage=openai_shapes.responses_usage(reply),
+        )
 
 
 def _items(call: Call, reply: Reply) -> list[Any]:
@@ -248,7 +243,7 @@ def _items(call: Call, reply: Reply) -> list[Any]:
 
 
 def encode(call: Call, reply: Reply) -> bytes:
-    return _finish_response(call, reply, [dump(item) for item in _items(call, reply)])
+    return _Response(call).finished(reply, [dump(item) for item in _items(call, reply)])
 
 
 class _Events:
@@ -303,11 +298,11 @@ def _text_events(emit: _Events, place: bytes, block: dict[str, Any]) -> Iterator
     begun = {**block, "text": "", "logprobs": []}
     yield emit(b"response.content_part.added", b'%b,"part":%b' % (place, dump(begun)))
     logprobs = shown = dump(block["logprobs"])
+    text = dump(block["text"])
     for piece in pieces(block["text"]):
-        members = b'%b,"delta":%b,"logprobs":%b' % (place, dump(piece), shown)
+        members = b'%b,"delta":%b,"logprobs":%b' % (place, text if piece is block["text"] else dump(piece), shown)
         yield emit(b"response.output_text.delta", members)
         shown = b"[]"
-    text = dump(block["text"])
     yield emit(b"response.output_text.done", b'%b,"text":%b,"logprobs":%b' % (place, text, logprobs))
     yield emit(b"response.content_part.done", b'%b,"part":%b' % (place, dump(block)))
 
@@ -321,20 +316,24 @@ def _summary_events(emit: _Events, place: bytes, block: dict[str, Any]) -> Itera
 
 
 def opening(call: Call) -> bytes:
-    emit = _Events(0)
-    response = b'"response":%b' % _response(call, b"in_progress")
-    return emit(b"response.created", response) + emit(b"response.in_progress", response)
+    return _opening(_Response(call))
+
+
+def _opening(response: _Response) -> bytes:
+    emit, begun = _Events(0), b'"response":%b' % response(b"in_progress")
+    return emit(b"response.created", begun) + emit(b"response.in_progress", begun)
 
 
 def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]:
+    response = _Response(call)
     if not opened:
-        yield opening(call)
+        yield _opening(response)
     emit = _Events(2)
     wholes: list[bytes] = []
     for index, item in enumerate(_items(call, reply)):
         wholes.append(dump(item))
         yield from _item_events(emit, index, item, wholes[-1])
-    yield emit(b"response.completed", b'"response":%b' % _finish_response(call, reply, wholes))
+    yield emit(b"response.completed", b'"response":%b' % response.finished(reply, wholes))
 
 
 class ResponsesCodec:
@@ -355,10 +354,10 @@ class ResponsesCodec:
         return "text/event-stream"
 
     def keepalive(self, call: Call) -> bytes:
-        return _Events(1)(b"response.in_progress", b'"response":%b' % _response(call, b"in_progress"))
+        return _Events(1)(b"response.in_progress", b'"response":%b' % _Response(call)(b"in_progress"))
 
     def stream_error(self, call: Call, status: int, code: str, message: str) -> bytes:
-        failed = _response(call, b"failed", error=dump({"code": code, "message": message}))
+        failed = _Response(call)(b"failed", error=dump({"code": code, "message": message}))
         return _Events(2)(b"response.failed", b'"response":%b' % failed)
 
     def count_tokens(self, count: int) -> bytes:
