@@ -276,7 +276,7 @@ class Calls:
             session.note_answer()
         self._counters.count_answer(call.dialect, call.kind, now - first.since)
         session.turns.finish(turn)
-        turn.answer(_replayable(reply), body, first)
+        turn.answer(_replayable(call, reply), body, first)
         session.note(f"{call.dialect} {call.kind} {call.id} -> {reply.finish} in {now - first.since:.3f} s")
 
     async def _record_failure(
@@ -410,8 +410,17 @@ def estimate(call: Call) -> int:
     return max(1, len(call.raw) // 4)
 
 
-def _replayable(reply: Reply) -> Reply:
-    """What is needed to say it again: not the ids, not the raw body; those are in the log."""
+def _replayable(call: Call, reply: Reply) -> Reply:
+    """What is needed to say it again: not the ids, not the raw body, not the tokens that the agent did not ask to see; those
+    are in the log."""
     return msgspec.structs.replace(
-        reply, raw=b"", prompt_ids=None, completion_ids=None, logprobs=None, experts=None, engine={}, sampling=None
+        reply,
+        raw=b"",
+        prompt_ids=None,
+        completion_ids=None,
+        logprobs=None,
+        experts=None,
+        engine={},
+        sampling=None,
+        tokens=reply.tokens if call.sampling.logprobs else (),
     )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -143,7 +144,7 @@ class PendingTurn:
         self.call = call  # let go once answered: a reader that comes back brings its own
         self.match = match  # what its call goes on from; let go as well
         self.idempotency = idempotency
-        self.readers: list[PendingReader] = []
+        self.readers: Sequence[PendingReader] = ()
         self.reply: Reply | None = None
         self.delivered = False
         self.committing: float | None = None  # by when its commit must be done
@@ -161,7 +162,7 @@ class PendingTurn:
         if self.reply is not None:
             self.delivered = reader.answer(self.reply) or self.delivered
             return
-        self.readers.append(reader)
+        self.readers = (*self.readers, reader)
         reader.turn = self
         reader.exchange.left = reader.leave
         self.orphan_at = None
@@ -192,14 +193,14 @@ class PendingTurn:
 
     def answer(self, reply: Reply, body: bytes | None, first: PendingReader | None) -> None:
         self.reply = reply
-        readers, self.readers = self.readers, []
+        readers, self.readers = self.readers, ()
         self.call = self.match = self.task = None
         for reader in readers:
             if reader.answer(reply, body if reader is first else None):
                 self.delivered = True
 
     def refuse(self, refusal: GateRefusal) -> None:
-        readers, self.readers = self.readers, []
+        readers, self.readers = self.readers, ()
         self.call = self.match = self.task = None
         for reader in readers:
             reader.refuse(refusal)
