@@ -258,53 +258,64 @@ class _Events:
         return b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b}\n\n' % (kind, kind, number, members)
 
 
-def _item_events(emit: _Events, index: int, item: Any, whole: bytes) -> Iterator[bytes]:
-    """`whole` is the item as JSON."""
+def _item_events(emit: _Events, index: int, item: Any) -> tuple[list[bytes], bytes]:
+    """The events of one item, and the item as JSON."""
     place = b'"output_index":%d' % index
-    if isinstance(item, dict):
-        inner = b'"item_id":%b,%b' % (dump(item["id"]), place)
-        yield from _inner_events(emit, place, inner, item)
+    if isinstance(item, dict) and item["type"] == "message":
+        events, whole = _message_events(emit, place, item)
     else:
-        yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, whole))
-    yield emit(b"response.output_item.done", b'%b,"item":%b' % (place, whole))
+        whole = dump(item)
+        if isinstance(item, dict):
+            events = list(_inner_events(emit, place, b'"item_id":%b,%b' % (dump(item["id"]), place), item))
+        else:
+            events = [emit(b"response.output_item.added", b'%b,"item":%b' % (place, whole))]
+    events.append(emit(b"response.output_item.done", b'%b,"item":%b' % (place, whole)))
+    return events, whole
+
+
+_MESSAGE = b'{"type":"message","id":%b,"role":"assistant","content":[%b],"status":"%b"}'
+_PART = b'{"type":"output_text","text":%b,"annotations":[],"logprobs":%b}'
+_BEGUN_PART = _PART % (b'""', b"[]")
+
+
+def _message_events(emit: _Events, place: bytes, item: dict[str, Any]) -> tuple[list[bytes], bytes]:
+    """As `_item_events`, up to its end."""
+    id = dump(item["id"])
+    events = [emit(b"response.output_item.added", b'%b,"item":%b' % (place, _MESSAGE % (id, b"", b"in_progress")))]
+    parts: list[bytes] = []
+    for number, block in enumerate(item["content"]):
+        here = b'"item_id":%b,%b,"content_index":%d' % (id, place, number)
+        text, logprobs = dump(block["text"]), dump(block["logprobs"])
+        events.append(emit(b"response.content_part.added", b'%b,"part":%b' % (here, _BEGUN_PART)))
+        shown = logprobs
+        for piece in pieces(block["text"]):
+            delta = text if len(piece) == len(block["text"]) else dump(piece)
+            events.append(emit(b"response.output_text.delta", b'%b,"delta":%b,"logprobs":%b' % (here, delta, shown)))
+            shown = b"[]"
+        events.append(emit(b"response.output_text.done", b'%b,"text":%b,"logprobs":%b' % (here, text, logprobs)))
+        parts.append(_PART % (text, logprobs))
+        events.append(emit(b"response.content_part.done", b'%b,"part":%b' % (here, parts[-1])))
+    return events, _MESSAGE % (id, b",".join(parts), b"completed")
 
 
 def _inner_events(emit: _Events, place: bytes, inner: bytes, item: dict[str, Any]) -> Iterator[bytes]:
-    """Of an item that is understood; `inner` is the place of what lies in it."""
-    if item["type"] == "message":
-        begun: dict[str, Any] = {**item, "status": "in_progress", "content": []}
-        yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, dump(begun)))
-        for number, block in enumerate(item["content"]):
-            yield from _text_events(emit, b'%b,"content_index":%d' % (inner, number), block)
-    elif item["type"] == "reasoning":
-        begun = {**item, "summary": []}
+    """Of another item that is understood; `inner` is the place of what lies in it."""
+    if item["type"] == "reasoning":
+        begun: dict[str, Any] = {**item, "summary": []}
         yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, dump(begun)))
         for number, block in enumerate(item["summary"]):
             yield from _summary_events(emit, b'%b,"summary_index":%d' % (inner, number), block)
-    else:
-        field, kind = (
-            ("arguments", b"response.function_call_arguments")
-            if item["type"] == "function_call"
-            else ("input", b"response.custom_tool_call_input")
-        )
-        begun = {**item, "status": "in_progress", field: ""}
-        yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, dump(begun)))
-        for piece in pieces(item[field]):
-            yield emit(kind + b".delta", b'%b,"delta":%b' % (inner, dump(piece)))
-        yield emit(kind + b".done", b'%b,"%b":%b' % (inner, field.encode(), dump(item[field])))
-
-
-def _text_events(emit: _Events, place: bytes, block: dict[str, Any]) -> Iterator[bytes]:
-    begun = {**block, "text": "", "logprobs": []}
-    yield emit(b"response.content_part.added", b'%b,"part":%b' % (place, dump(begun)))
-    logprobs = shown = dump(block["logprobs"])
-    text = dump(block["text"])
-    for piece in pieces(block["text"]):
-        members = b'%b,"delta":%b,"logprobs":%b' % (place, text if piece is block["text"] else dump(piece), shown)
-        yield emit(b"response.output_text.delta", members)
-        shown = b"[]"
-    yield emit(b"response.output_text.done", b'%b,"text":%b,"logprobs":%b' % (place, text, logprobs))
-    yield emit(b"response.content_part.done", b'%b,"part":%b' % (place, dump(block)))
+        return
+    field, kind = (
+        ("arguments", b"response.function_call_arguments")
+        if item["type"] == "function_call"
+        else ("input", b"response.custom_tool_call_input")
+    )
+    begun = {**item, "status": "in_progress", field: ""}
+    yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, dump(begun)))
+    for piece in pieces(item[field]):
+        yield emit(kind + b".delta", b'%b,"delta":%b' % (inner, dump(piece)))
+    yield emit(kind + b".done", b'%b,"%b":%b' % (inner, field.encode(), dump(item[field])))
 
 
 def _summary_events(emit: _Events, place: bytes, block: dict[str, Any]) -> Iterator[bytes]:
@@ -331,8 +342,9 @@ def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]
     emit = _Events(2)
     wholes: list[bytes] = []
     for index, item in enumerate(_items(call, reply)):
-        wholes.append(dump(item))
-        yield from _item_events(emit, index, item, wholes[-1])
+        events, whole = _item_events(emit, index, item)
+        wholes.append(whole)
+        yield from events
     yield emit(b"response.completed", b'"response":%b' % response.finished(reply, wholes))
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.call import CaptureLevel, TokenText, Usage, VersionSpan, floats
+from rollyard.core.call import CaptureLevel, TokenText, Usage, VersionSpan
 from rollyard.wire.body import is_given
 from rollyard.wire.codec import Memo
 
@@ -146,15 +146,19 @@ def _check_logprobs(
     if completion_ids is not None and len(values) != len(completion_ids):
         flaws.append(f"length_mismatch: {len(completion_ids)} ids, {len(values)} logprobs")
         return None
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or not math.isfinite(sum(known)):
+    try:
+        found = array("d", struct.pack(f"{len(values)}d", *values))
+    except struct.error:  # some are not known
+        found = array("d", (math.nan,))
+    known = found.tolist()
+    if not math.isfinite(sum(known)):
         flaws.append("non_finite_logprob")
         return None
     if known and max(known) > _ROUNDING:
         flaws.append("positive_logprob")
     if known and min(known) <= _SENTINEL:
         flaws.append("sentinel_logprob")
-    return floats(known)
+    return found
 
 
 def _token(entry: TokenLogprob) -> TokenText:
