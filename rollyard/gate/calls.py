@@ -191,7 +191,7 @@ class Calls:
             reply = turn.recorded or self._stop(session, call) or await self._ask(session, asked)
             body = first.encode(reply)
             await self._commit(session, turn, call, reply)
-        except asyncio.CancelledError:  # only we cancel this task: the rollout closed, time ran out, nobody reads
+        except asyncio.CancelledError:  # only we cancel this task: the rollout closed, time ran out, no reader is left
             failure = TimeoutError("the policy took too long") if turn.expired else None
             refusal = _CLOSED if session.closing else None
         except Exception as error:  # noqa: BLE001 - whatever a policy raises is an answer to the agent and a record, never a crash
@@ -320,7 +320,7 @@ class Calls:
             note_shape(session, session.trajectory)
 
     async def ask_aside(self, session: Session, policy: Policy, call: Call) -> Reply:
-        """A call that no agent made, of somebody else in the same rollout, answered by a policy of its own and recorded."""
+        """A call that no agent made, of another party of the same rollout, answered by a policy of its own and recorded."""
         match = session.trajectory.match(call)
         call = msgspec.structs.replace(
             call, continues=match.continues, fork_reason=match.reason, received_at=time.time()

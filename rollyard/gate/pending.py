@@ -82,7 +82,7 @@ class PendingReader:
         return self.codec.encode(self.call, reply)
 
     def answer(self, reply: Reply, body: bytes | None = None) -> bool:
-        """Write the answer; False when nobody reads any more. `body` was encoded before the stream was opened."""
+        """Write the answer; False when its reader is gone. `body` was encoded before the stream was opened."""
         exchange = self.exchange
         if exchange.gone:
             return False
@@ -155,7 +155,7 @@ class PendingTurn:
 
     @property
     def abandoned(self) -> bool:
-        """Nobody waits for it and nobody got its answer."""
+        """No reader waits for it and none got its answer."""
         return not self.delivered and all(reader.exchange.gone for reader in self.readers)
 
     def join(self, reader: PendingReader) -> None:
@@ -242,7 +242,7 @@ class Turns:
         self._retire(turn)
 
     def fail(self, turn: PendingTurn) -> None:
-        """A failed turn is joined by nobody: a retry of it asks again."""
+        """A failed turn is not joined: a retry of it asks again."""
         self.live.discard(turn)
         self._drop(turn)
 
