@@ -1,4 +1,4 @@
-"""Options that several verbs have, each described once."""
+"""Options of rollouts that several verbs have, each described once."""
 
 from __future__ import annotations
 
@@ -10,22 +10,7 @@ import typer
 
 from rollyard.runs.rollout.options import OPTIONS, Kind, read_options
 
-
-def _port(value: int) -> int:
-    if not 0 <= value <= 65535:
-        raise typer.BadParameter(f"{value} is not a port (0 to 65535)")
-    return value
-
-
-Port = Annotated[int, typer.Option(help="port to listen on; 0 picks a free one", callback=_port)]
-
 _TYPES: dict[Kind, Any] = {"flag": bool | None, "number": int | None, "text": str | None, "lines": list[str] | None}
-
-AllowHosts = Annotated[
-    list[str] | None,
-    typer.Option("--allow-host", help="another name that clients ask for this server by; may be repeated"),
-]
-
 
 PullFrom = Annotated[list[str] | None, typer.Option("--pull", help=OPTIONS["pull"].help)]
 

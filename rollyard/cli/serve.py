@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rollyard.cli.options import AllowHosts, Port
+from rollyard.cli.listen_options import AllowHosts, Port
 from rollyard.cli.store_option import StoreOption
 from rollyard.cli.subverbs import new_group
 from rollyard.core.agent import DEFAULT_AGENT

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rollyard.cli.options import Port
+from rollyard.cli.listen_options import Port
 from rollyard.cli.store_option import StoreArgument
 from rollyard.core.home import STORE
 

@@ -111,11 +111,17 @@ class Message(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     @property
     def thinking(self) -> str:
-        return "".join([p.text for p in self.parts if isinstance(p, Thinking) and not p.redacted])
+        parts = self.parts
+        if len(parts) == 1 and type(parts[0]) is Text:
+            return ""
+        return "".join([p.text for p in parts if isinstance(p, Thinking) and not p.redacted])
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        return tuple([p for p in self.parts if isinstance(p, ToolCall)])
+        parts = self.parts
+        if len(parts) == 1 and type(parts[0]) is Text:
+            return ()
+        return tuple([p for p in parts if isinstance(p, ToolCall)])
 
     @property
     def tool_results(self) -> tuple[ToolResult, ...]:

@@ -77,7 +77,7 @@ async def relay(
                     await one.run(through, request)
             finally:
                 calls.turnstile.leave(session.lane)
-    except asyncio.CancelledError:  # the reader left or the rollout closed: there is nobody to tell
+    except asyncio.CancelledError:  # the reader left or the rollout closed: no reader is left to tell
         one.note_leaving()
         exchange.abort()
         raise

@@ -191,7 +191,7 @@ class Calls:
             reply = turn.recorded or self._stop(session, call) or await self._ask(session, asked)
             body = first.encode(reply)
             await self._commit(session, turn, call, reply)
-        except asyncio.CancelledError:  # only we cancel this task: the rollout closed, time ran out, nobody reads
+        except asyncio.CancelledError:  # only we cancel this task: the rollout closed, time ran out, no reader is left
             failure = TimeoutError("the policy took too long") if turn.expired else None
             refusal = _CLOSED if session.closing else None
         except Exception as error:  # noqa: BLE001 - whatever a policy raises is an answer to the agent and a record, never a crash
@@ -281,7 +281,7 @@ class Calls:
             session.note_answer()
         self._counters.count_answer(call.dialect, call.kind, now - first.since)
         session.turns.finish(turn)
-        turn.answer(_replayable(reply), body, first)
+        turn.answer(_replayable(call, reply), body, first)
         session.note(f"{call.dialect} {call.kind} {call.id} -> {reply.finish} in {now - first.since:.3f} s")
 
     async def _record_failure(
@@ -325,7 +325,7 @@ class Calls:
             note_shape(session, session.trajectory)
 
     async def ask_aside(self, session: Session, policy: Policy, call: Call) -> Reply:
-        """A call that no agent made, of somebody else in the same rollout, answered by a policy of its own and recorded."""
+        """A call that no agent made, of another party of the same rollout, answered by a policy of its own and recorded."""
         match = session.trajectory.match(call)
         call = msgspec.structs.replace(
             call, continues=match.continues, fork_reason=match.reason, received_at=time.time()
@@ -415,8 +415,17 @@ def estimate(call: Call) -> int:
     return max(1, len(call.raw) // 4)
 
 
-def _replayable(reply: Reply) -> Reply:
-    """What is needed to say it again: not the ids, not the raw body; those are in the log."""
+def _replayable(call: Call, reply: Reply) -> Reply:
+    """What is needed to say it again: not the ids, not the raw body, not the tokens that the agent did not ask to see; those
+    are in the log."""
     return msgspec.structs.replace(
-        reply, raw=b"", prompt_ids=None, completion_ids=None, logprobs=None, experts=None, engine={}, sampling=None
+        reply,
+        raw=b"",
+        prompt_ids=None,
+        completion_ids=None,
+        logprobs=None,
+        experts=None,
+        engine={},
+        sampling=None,
+        tokens=reply.tokens if call.sampling.logprobs else (),
     )

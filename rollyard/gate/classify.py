@@ -41,6 +41,7 @@ KEPT_HEADERS: Mapping[bytes, str] = {
 
 _TITLE = re.compile(r"\b(title|session name|name (?:for|of) (?:this|the) (?:session|conversation|chat))\b", re.I)
 _SUMMARY = re.compile(r"\b(summar(?:y|ise|ize|ising|izing)|compact(?:ion|ed)?|hand-?off|checkpoint)\b", re.I)
+_TITLE_WORDS = ("title", "name")  # one of them is in every match, and looking for them costs a fraction
 _END = 2000  # characters at either end of a text that are searched
 _NO_TOOLS = re.compile(r"\b(?:do not|don't|never|without)\b[^.\n]{0,40}\btools?\b", re.I)
 
@@ -94,9 +95,7 @@ def _guess_kind(call: Call, shape: Shape, *, known_thread: bool) -> CallKind:
         return "subagent" if other and not known_thread else "agent"
     if shape.tools is not None:
         return "compaction" if len(call.messages) > 1 and _asks_summary(call) else "auxiliary"
-    if call.sampling.max_tokens == 1 or _TITLE.search(_instructions(call)):
-        return "auxiliary"
-    return "agent"
+    return "auxiliary" if call.sampling.max_tokens == 1 or _asks_title(call) else "agent"
 
 
 def _last_user(call: Call) -> str:
@@ -112,6 +111,9 @@ def _asks_summary(call: Call) -> bool:
     return bool(_SUMMARY.search(text, 0, _END) or (len(text) > _END and _SUMMARY.search(text[-_END:])))
 
 
-def _instructions(call: Call) -> str:
+def _asks_title(call: Call) -> bool:
+    """Looked for in the first two system messages and then the user's, three in all."""
     words = [m.text[:600] for m in call.messages if m.role == "system"][:2]
-    return " ".join([*words, *(m.text[:200] for m in call.messages if m.role == "user")][:3])
+    words += [m.text[:200] for m in call.messages if m.role == "user"]
+    text = " ".join(words[:3]).lower()
+    return any([word in text for word in _TITLE_WORDS]) and _TITLE.search(text) is not None

@@ -49,7 +49,7 @@ class Turnstile:
         return self._places - self.free
 
     async def idle(self) -> None:
-        """Return when nobody is at a policy; meant for after `pause`."""
+        """Return when no call is at a policy; meant for after `pause`."""
         while self.active:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(waiter)

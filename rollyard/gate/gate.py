@@ -1,7 +1,7 @@
 """`Gate`: the model endpoint that agents talk to. Sessions and keys, listeners, one clock; the path of a call is `calls`.
 
 One gate serves thousands of rollouts on one loop. It has no server object per listener: each sandbox's listening socket is
-given to the loop with a `Doorway`, and all connections share one tick. Without `host` or `unix` it listens nowhere itself;
+given to the loop with a `GateListener`, and all connections share one tick. Without `host` or `unix` it listens nowhere itself;
 agents reach it through the listeners of their sandboxes. Which of the three modes a rollout runs in is its policy's nature:
 there is no mode here.
 """
@@ -24,7 +24,7 @@ from rollyard.core.protocols import CallLog, Listener, Passthrough, Policy, Pref
 from rollyard.gate.calls import Calls
 from rollyard.gate.keys import KeyRing, check_key, key_hash, new_key
 from rollyard.gate.limits import Budget, GateLimits, Tls
-from rollyard.gate.listener import Doorway, accept
+from rollyard.gate.listener import GateListener, accept
 from rollyard.gate.metrics import GateCounters
 from rollyard.gate.own_parts import OwnParts, changed_tools, describe_parts, describe_policy, list_tools, missing_parts
 from rollyard.gate.processes import CLIENT, SIBLING, UNIX_CLIENT, GateProcess
@@ -63,7 +63,9 @@ class Gate:
         self.admin_key = check_key("admin_key", admin_key)
         self.trainer_key = check_key("trainer_key", trainer_key)
         if admin_key is not None and admin_key == trainer_key:
-            raise ConfigError("admin_key and trainer_key must differ", hint="no key serves two faces")
+            raise ConfigError(
+                "admin_key and trainer_key must differ", hint="the operator and the trainer have a key each"
+            )
         self.sessions: dict[str, Session] = {}
         self.counters = GateCounters()
         self.calls = Calls(log, limits, self.counters)
@@ -74,7 +76,7 @@ class Gate:
         self._host, self._port, self._tls, self._unix = host, port, tls, unix
         self.process = process
         self._keys: KeyRing[Session] = KeyRing(limits.closed_keys)
-        self._doorways: set[Doorway] = set()
+        self._listeners: set[GateListener] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._operator: tuple[App, App] | None = None
@@ -115,8 +117,8 @@ class Gate:
             self._ticker.cancel()
         if self.process is not None:
             self.process.close()
-        for doorway in tuple(self._doorways):
-            await self._shut(doorway, at_once=True)
+        for gate_listener in tuple(self._listeners):
+            await self._shut(gate_listener, at_once=True)
         for session in tuple(self.sessions.values()):
             session.closing = True
             await self._end_tasks(session)
@@ -137,8 +139,8 @@ class Gate:
     def _tick(self) -> None:
         now = time.monotonic()
         self.calls.tick(now)
-        for doorway in tuple(self._doorways):
-            doorway.tick(now)
+        for gate_listener in tuple(self._listeners):
+            gate_listener.tick(now)
         self._ticker = asyncio.get_running_loop().call_later(self.limits.tick_s, self._tick)
 
     # -- listeners
@@ -147,35 +149,42 @@ class Gate:
         if host not in LOOPBACK:
             _log.warning("the gate listens beyond loopback: %s, %s TLS", host, "with" if self._tls else "without")
         process, loop = self.process, asyncio.get_running_loop()
-        doorway = Doorway(self, operator=True, hosts=AllowedHosts(host), label=CLIENT)
+        gate_listener = GateListener(self, operator=True, hosts=AllowedHosts(host), label=CLIENT)
         try:
             if process is not None:
-                server = await loop.create_server(doorway.connection, sock=process.listener, backlog=1024)
+                server = await loop.create_server(gate_listener.connection, sock=process.listener, backlog=1024)
             else:
                 server = await loop.create_server(
-                    doorway.connection, host, self._port, ssl=_context(self._tls), backlog=1024, reuse_address=True
+                    gate_listener.connection,
+                    host,
+                    self._port,
+                    ssl=_context(self._tls),
+                    backlog=1024,
+                    reuse_address=True,
                 )
         except OSError as error:
             raise CannotListen(host, self._port, error) from error
-        self._open(doorway, server)
+        self._open(gate_listener, server)
         port = server.sockets[0].getsockname()[1]
         self.url = http_url(host, port, secure=self._tls is not None)
 
     async def _listen_unix(self, path: str) -> None:
         process = self.process
-        doorway = Doorway(self, operator=True, label=UNIX_CLIENT)
+        gate_listener = GateListener(self, operator=True, label=UNIX_CLIENT)
         listener = listen_unix(path) if process is None else process.unix_listener
-        server = await asyncio.get_running_loop().create_unix_server(doorway.connection, sock=listener, backlog=1024)
-        self._open(doorway, server)
+        server = await asyncio.get_running_loop().create_unix_server(
+            gate_listener.connection, sock=listener, backlog=1024
+        )
+        self._open(gate_listener, server)
 
     async def _join_siblings(self, process: GateProcess) -> None:
         """Take what the others send, what they sent to the process before this one included."""
-        self._doorways.add(Doorway(self, operator=True, label=SIBLING))
-        adopters = {doorway.label: doorway for doorway in self._doorways}
+        self._listeners.add(GateListener(self, operator=True, label=SIBLING))
+        adopters = {gate_listener.label: gate_listener for gate_listener in self._listeners}
 
         def adopt(received: Received) -> None:
-            doorway = adopters[received.label]
-            self.spawn(adopt_connection(received, lambda: doorway.connection(received.first)))
+            gate_listener = adopters[received.label]
+            self.spawn(adopt_connection(received, lambda: gate_listener.connection(received.first)))
 
         process.listen(adopt)
         if process.again:
@@ -183,41 +192,41 @@ class Gate:
 
             await catch_up(self, process)
 
-    def _open(self, doorway: Doorway, server: asyncio.AbstractServer) -> None:
+    def _open(self, gate_listener: GateListener, server: asyncio.AbstractServer) -> None:
         async def stop() -> None:
             server.close()
 
-        doorway.closing = stop
-        self._doorways.add(doorway)
+        gate_listener.closing = stop
+        self._listeners.add(gate_listener)
 
     async def serve(self, listener: Listener, session: Session | None = None) -> None:
         """Serve agents on a sandbox's listener until the session (or the gate) closes. With `session`, no other rollout's
-        key works there. The operator's faces are never served on it."""
+        key works there. The operator's API is never served on it."""
         if not self._running:
             raise GateUnreachable("the gate is not running", hint="enter it first: async with Gate(...)")
-        doorway = Doorway(self, session=session, capacity=self.limits.connections)
+        gate_listener = GateListener(self, session=session, capacity=self.limits.connections)
         if listener.sock is not None:
             server = await asyncio.get_running_loop().create_server(
-                doorway.connection, sock=listener.sock, backlog=self.limits.connections
+                gate_listener.connection, sock=listener.sock, backlog=self.limits.connections
             )
-            self._open(doorway, server)
+            self._open(gate_listener, server)
         else:
-            task = asyncio.get_running_loop().create_task(accept(doorway, listener))
+            task = asyncio.get_running_loop().create_task(accept(gate_listener, listener))
 
             async def stop() -> None:
                 task.cancel()
                 await asyncio.wait([task], timeout=self.limits.close_s)
 
-            doorway.closing = stop
-            self._doorways.add(doorway)
+            gate_listener.closing = stop
+            self._listeners.add(gate_listener)
         if session is not None:
-            session.doorways.add(doorway)
+            session.listeners.add(gate_listener)
 
-    async def _shut(self, doorway: Doorway, *, at_once: bool = False) -> None:
-        self._doorways.discard(doorway)
-        await doorway.aclose()
+    async def _shut(self, gate_listener: GateListener, *, at_once: bool = False) -> None:
+        self._listeners.discard(gate_listener)
+        await gate_listener.aclose()
         if at_once:
-            for connection in tuple(doorway.connections):
+            for connection in tuple(gate_listener.connections):
                 connection.abort()
 
     def check(self, session: Session) -> None:
@@ -229,7 +238,7 @@ class Gate:
             raise GateUnreachable("the gate has closed this rollout", rollout_id=session.rollout_id)
         if session.broken is not None:
             raise GateUnreachable("the gate cannot record calls of this rollout", rollout_id=session.rollout_id)
-        if not session.doorways and self.url is None and self._unix is None:
+        if not session.listeners and self.url is None and self._unix is None:
             raise GateUnreachable(
                 "the gate listens nowhere that this rollout could reach",
                 hint="serve a sandbox's listener, or give the gate a host",
@@ -255,7 +264,7 @@ class Gate:
         """A key for one rollout. `settings` reach the policy as `Call.options`. `tools` is an ASGI application served to
         this rollout at `/mcp` (`rollyard.tools.Toolset`). `held` says that a trainer answers: a call whose reader leaves is
         then taken back from the trainer at once. `lease` is the claim it works under: the log takes nothing once that is
-        somebody else's. Without `server_tools` a request for what the provider would run or fetch itself is refused. `prefix`
+        another's. Without `server_tools` a request for what the provider would run or fetch itself is refused. `prefix`
         answers the calls before a branch point."""
         if not rollout_id or "/" in rollout_id or rollout_id != rollout_id.strip():
             raise ConfigError(f"a rollout id must be a plain word, got {rollout_id!r}")
@@ -282,7 +291,7 @@ class Gate:
                     await self._log.save_session(session.record())
             if prefix is not None:
                 await self.calls.preload(session, prefix.history(rollout_id))
-        except BaseException:  # cancelled too: a session nobody was given is none
+        except BaseException:  # cancelled too: a session that was handed to no one is none
             del self.sessions[rollout_id]
             raise
         self._keys.add(session)
@@ -315,9 +324,9 @@ class Gate:
         await self._end_tasks(session)
         session.closed = True
         self.sessions.pop(session.rollout_id, None)
-        for doorway in tuple(session.doorways):
-            await self._shut(doorway)
-        session.doorways.clear()
+        for gate_listener in tuple(session.listeners):
+            await self._shut(gate_listener)
+        session.listeners.clear()
         if session.tools is not None:
             await session.tools.aclose()
         async with asyncio.timeout(self.limits.close_s):
@@ -434,7 +443,9 @@ class Gate:
 
     @property
     def connections(self) -> int:
-        return sum(len(doorway.connections) for doorway in self._doorways if doorway.label != SIBLING)
+        return sum(
+            len(gate_listener.connections) for gate_listener in self._listeners if gate_listener.label != SIBLING
+        )
 
     def operator_app(self, *, alone: bool) -> App:
         """The admin and trainer API, made on first use; `alone` of this process, where the gate has several."""

@@ -1,7 +1,7 @@
-"""A doorway: one listener, who may come through it, and where each request goes.
+"""One listener of a gate: which keys it accepts, and what answers each request.
 
-A sandbox's doorway leads to the agent's face alone: its own rollout's calls and tools. The gate's own address also has the
-operator's and the trainer's faces, each with a key of its own. Keys are checked when the headers are in, before a byte of
+A sandbox's listener serves the agent's API alone: its own rollout's calls and tools. The gate's own address also serves the
+operator's and the trainer's, each with a key of its own. Keys are checked when the headers are in, before a byte of
 the body is kept.
 """
 
@@ -36,9 +36,9 @@ class NotFound(GateError):
     code = "not_found_error"
 
 
-class Doorway:
-    """`session` is the only one that may come through, when it is set. `operator` opens the admin and trainer faces. The
-    other processes of the gate, where it has some, know this doorway by `label`."""
+class GateListener:
+    """An `HttpService`. `session` is the only one whose key is accepted, when it is set. `operator` adds the admin and trainer
+    APIs. The other processes of the gate, where it has some, know this listener by `label`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Doorway:
         for connection in tuple(self.connections):
             connection.tick(now)
 
-    # -- Face
+    # -- HttpService
 
     def connected(self, connection: HttpConnection) -> bool:
         if self._capacity is not None and len(self.connections) >= self._capacity:
@@ -145,7 +145,7 @@ class Doorway:
         else:
             self._gate.spawn(asgi.run(context, exchange, path=exchange.path, state={}))
 
-    # -- the agent's face
+    # -- the agent's API
 
     def _admit(self, exchange: Exchange, path: str) -> tuple[Session, Route | None, str]:
         """Whose request this is. Raises when the key opens nothing here, or the path names another rollout."""
@@ -213,11 +213,11 @@ def _dialect(path: str) -> Dialect:
     return "chat"
 
 
-async def accept(doorway: Doorway, listener: Any) -> None:
+async def accept(gate_listener: GateListener, listener: Any) -> None:
     """Serve a listener that hands out streams instead of having a socket."""
     from rollyard.net.streams import serve_stream
 
     async with asyncio.TaskGroup() as group:
         while True:
             stream = await listener.accept()
-            group.create_task(serve_stream(stream, doorway.connection()))
+            group.create_task(serve_stream(stream, gate_listener.connection()))

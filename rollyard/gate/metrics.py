@@ -1,4 +1,4 @@
-"""Counts the hot path keeps as plain integers, and their Prometheus form for whoever asks with the admin key."""
+"""Counts the hot path keeps as plain integers, and their Prometheus form for the admin API."""
 
 from __future__ import annotations
 

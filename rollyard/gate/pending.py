@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -81,7 +82,7 @@ class PendingReader:
         return self.codec.encode(self.call, reply)
 
     def answer(self, reply: Reply, body: bytes | None = None) -> bool:
-        """Write the answer; False when nobody reads any more. `body` was encoded before the stream was opened."""
+        """Write the answer; False when its reader is gone. `body` was encoded before the stream was opened."""
         exchange = self.exchange
         if exchange.gone:
             return False
@@ -143,7 +144,7 @@ class PendingTurn:
         self.call = call  # let go once answered: a reader that comes back brings its own
         self.match = match  # what its call goes on from; let go as well
         self.idempotency = idempotency
-        self.readers: list[PendingReader] = []
+        self.readers: Sequence[PendingReader] = ()
         self.reply: Reply | None = None
         self.delivered = False
         self.committing: float | None = None  # by when its commit must be done
@@ -154,14 +155,14 @@ class PendingTurn:
 
     @property
     def abandoned(self) -> bool:
-        """Nobody waits for it and nobody got its answer."""
+        """No reader waits for it and none got its answer."""
         return not self.delivered and all(reader.exchange.gone for reader in self.readers)
 
     def join(self, reader: PendingReader) -> None:
         if self.reply is not None:
             self.delivered = reader.answer(self.reply) or self.delivered
             return
-        self.readers.append(reader)
+        self.readers = (*self.readers, reader)
         reader.turn = self
         reader.exchange.left = reader.leave
         self.orphan_at = None
@@ -192,14 +193,14 @@ class PendingTurn:
 
     def answer(self, reply: Reply, body: bytes | None, first: PendingReader | None) -> None:
         self.reply = reply
-        readers, self.readers = self.readers, []
+        readers, self.readers = self.readers, ()
         self.call = self.match = self.task = None
         for reader in readers:
             if reader.answer(reply, body if reader is first else None):
                 self.delivered = True
 
     def refuse(self, refusal: GateRefusal) -> None:
-        readers, self.readers = self.readers, []
+        readers, self.readers = self.readers, ()
         self.call = self.match = self.task = None
         for reader in readers:
             reader.refuse(refusal)
@@ -241,7 +242,7 @@ class Turns:
         self._retire(turn)
 
     def fail(self, turn: PendingTurn) -> None:
-        """A failed turn is joined by nobody: a retry of it asks again."""
+        """A failed turn is not joined: a retry of it asks again."""
         self.live.discard(turn)
         self._drop(turn)
 

@@ -75,7 +75,7 @@ def refusal_of(error: BaseException, dialect: Dialect, *, rollout_id: str, call_
     if isinstance(error, TimeoutError):
         return GateRefusal(status=504, code="timeout_error", message="the model did not answer in time", id=incident)
     if isinstance(error, PolicyClosed):
-        return GateRefusal(status=503, code=BUSY_CODE, message="nobody answers calls any more", id=incident)
+        return GateRefusal(status=503, code=BUSY_CODE, message="calls are not answered any more", id=incident)
     if isinstance(error, StoreError):
         return GateRefusal(status=503, code="api_error", message="the gate cannot record calls", id=incident)
     return GateRefusal(status=500, code="api_error", message="the gate failed", id=incident)

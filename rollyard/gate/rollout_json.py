@@ -1,4 +1,4 @@
-"""A rollout as JSON for whoever asks the admin API: the fields that OpenEnv's capture proxy gives, out of our graph.
+"""A rollout as JSON for the admin API: the fields that OpenEnv's capture proxy gives, out of our graph.
 
 Rows are labelled, never dropped: a branch that cannot be trained on says why. Ids leave as lists of integers here and only
 here; inside they stay packed.

@@ -27,7 +27,7 @@ from rollyard.wire.server_tools import ServerToolRefused, refuse_server_tools
 
 if TYPE_CHECKING:
     from rollyard.gate.gate import Gate
-    from rollyard.gate.listener import Doorway
+    from rollyard.gate.listener import GateListener
     from rollyard.net.asgi import Mounted
 
 _log = Log("rollyard.gate")
@@ -96,7 +96,7 @@ class Session:
         self.shape = Shape()
         self.memo: dict[bytes, Any] = {}
         self.body_digest = BodyDigest()
-        self.doorways: set[Doorway] = set()
+        self.listeners: set[GateListener] = set()
         self.calls = 0
         self.relayed = 0  # calls that passed through unread, those past the budget too
         self.relays: dict[str, float] = {}  # those that pass through now, with the time of their last byte
@@ -124,7 +124,7 @@ class Session:
 
     @property
     def unanswered_s(self) -> float:
-        """How long the oldest call that nobody has answered yet has waited."""
+        """How long the oldest call without an answer has waited."""
         waiting = [turn.call.received_at for turn in self.turns.live if turn.call is not None and turn.reply is None]
         waiting += self.relays.values()
         return max(0.0, time.time() - min(waiting)) if waiting else 0.0

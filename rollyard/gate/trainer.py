@@ -55,7 +55,7 @@ class Trainer:
 
     @property
     def endpoints(self) -> tuple[tuple[str, str, Endpoint], ...]:
-        """Path, method and what answers, for whoever serves a trainer."""
+        """Path, method and what answers, for a server of the trainer's API."""
         return (
             ("/calls", "GET", self.take),
             ("/calls/{call_id}/reply", "POST", self.reply),
@@ -168,7 +168,7 @@ class Trainer:
 
 
 async def _await_disconnect(request: Request) -> None:
-    """Returns when whoever asked has hung up."""
+    """Returns when the client has hung up."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 

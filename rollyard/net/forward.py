@@ -1,7 +1,7 @@
 """One HTTP request or WebSocket passed on to a server at the other end of a byte stream, and its answer passed back.
 
 Both directions stream: nothing is collected, nothing is cut. A request body over the limit is refused with 413, and an answer
-that breaks off ends the connection, so that nobody takes a part for the whole. Where to connect is decided before this is
+that breaks off ends the connection, so that a part is not taken for the whole. Where to connect is decided before this is
 called; no header or query of the request is looked at for it. Silent event streams get a comment line now and then, which
 keeps proxies on the way from giving up.
 """

@@ -8,6 +8,7 @@ A connection that was idle for `idle_s` is not used again: the server may be clo
 from __future__ import annotations
 
 import asyncio
+import math
 import ssl
 import zlib
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from urllib.parse import quote, urlsplit
 import httptools
 
 MAX_HEAD = 256 * 1024  # of an answer, before its body
-MAX_PLACES = 256  # addresses whose parts are remembered
+MAX_ORIGINS = 256  # addresses whose parts are remembered
 _SAFE = "/:@!$&'()*+,;=%~-._?"
 
 
@@ -47,8 +48,11 @@ class HttpPool:
         self._idle_s = idle_s
         self._max_body = max_body
         self._idle: dict[tuple[bool, str, int], list[HttpClientConnection]] = {}
-        self._places: dict[str, HttpOrigin] = {}
+        self._origins: dict[str, HttpOrigin] = {}
         self._sweeper: asyncio.TimerHandle | None = None
+        self._asked: dict[HttpClientConnection, float] = {}  # those that wait for an answer, each with its deadline
+        self._due = math.inf  # the earliest of them, or one before it: when `_timer` goes off
+        self._timer: asyncio.TimerHandle | None = None
         self._secure: ssl.SSLContext | None = None
         self._closed = False
 
@@ -56,30 +60,34 @@ class HttpPool:
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], total_s: float
     ) -> HttpResponse:
         """Raises TimeoutError, OSError or `BadAnswer`; a cancelled exchange cuts its connection."""
-        place = self._place(url)
+        origin = self._origin(url)
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + total_s
-        line = self._reuse(place, loop.time()) or await self._open(place)
+        now = loop.time()
+        connection = self._reuse(origin, now) or await self._open(origin)
+        self._limit(connection, now + total_s, loop)
         try:
-            answer = await line.ask(_request(method, place, body or b"", headers), deadline)
+            answer = await connection.ask(_request(method, origin, body or b"", headers), loop)
         except BaseException:  # cancelled too: an unread answer would be the next one's
-            line.abort()
+            connection.abort()
             raise
-        self._keep(place, line, loop)
+        finally:
+            del self._asked[connection]
+        self._keep(origin, connection, loop)
         return _plain(answer, self._max_body)
 
     async def aclose(self) -> None:
         self._closed = True
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        for lines in self._idle.values():
-            for line in lines:
-                line.abort()
+        for timer in (self._sweeper, self._timer):
+            if timer is not None:
+                timer.cancel()
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.abort()
         self._idle.clear()
 
-    def _place(self, url: str) -> HttpOrigin:
-        place = self._places.get(url)
-        if place is None:
+    def _origin(self, url: str) -> HttpOrigin:
+        origin = self._origins.get(url)
+        if origin is None:
             parts = urlsplit(url)
             secure = parts.scheme == "https"
             host = parts.hostname or ""
@@ -87,60 +95,76 @@ class HttpPool:
             target = quote(parts.path or "/", safe=_SAFE) + (
                 "?" + quote(parts.query, safe=_SAFE) if parts.query else ""
             )
-            place = HttpOrigin(secure, host, port, f"{target} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n")
-            if len(self._places) >= MAX_PLACES:
-                self._places.clear()
-            self._places[url] = place
-        return place
+            origin = HttpOrigin(secure, host, port, f"{target} HTTP/1.1\r\nhost: {parts.netloc.rpartition('@')[2]}\r\n")
+            if len(self._origins) >= MAX_ORIGINS:
+                self._origins.clear()
+            self._origins[url] = origin
+        return origin
 
-    async def _open(self, place: HttpOrigin) -> HttpClientConnection:
+    async def _open(self, origin: HttpOrigin) -> HttpClientConnection:
         if self._closed:
             raise BadAnswer("this pool is closed")
         secure = None
-        if place.secure:
+        if origin.secure:
             self._secure = secure = self._secure or ssl.create_default_context()
         async with asyncio.timeout(self._connect_s):
-            _, line = await asyncio.get_running_loop().create_connection(
+            _, connection = await asyncio.get_running_loop().create_connection(
                 lambda: HttpClientConnection(self._forget, self._max_body),
-                place.host,
-                place.port,
+                origin.host,
+                origin.port,
                 ssl=secure,
-                server_hostname=place.host if place.secure else None,
+                server_hostname=origin.host if origin.secure else None,
             )
-        return line
+        return connection
 
-    def _reuse(self, place: HttpOrigin, now: float) -> HttpClientConnection | None:
-        lines = self._idle.get(place[:3])
-        while lines:
-            line = lines.pop()
-            if line.usable and now - line.idle_since < self._idle_s:
-                return line
-            line.abort()
+    def _limit(self, connection: HttpClientConnection, deadline: float, loop: asyncio.AbstractEventLoop) -> None:
+        """One timer for all that wait: one for each would cost as much as the parsing of its answer."""
+        self._asked[connection] = deadline
+        if deadline < self._due:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._due, self._timer = deadline, loop.call_at(deadline, self._expire, loop)
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for connection, deadline in self._asked.items():
+            if deadline <= now:
+                connection.expire()
+        self._due = min((deadline for deadline in self._asked.values() if deadline > now), default=math.inf)
+        self._timer = None if self._due == math.inf else loop.call_at(self._due, self._expire, loop)
+
+    def _reuse(self, origin: HttpOrigin, now: float) -> HttpClientConnection | None:
+        connections = self._idle.get(origin[:3])
+        while connections:
+            connection = connections.pop()
+            if connection.usable and now - connection.idle_since < self._idle_s:
+                return connection
+            connection.abort()
         return None
 
-    def _keep(self, place: HttpOrigin, line: HttpClientConnection, loop: asyncio.AbstractEventLoop) -> None:
-        if not line.usable or self._closed:
-            line.abort()
+    def _keep(self, origin: HttpOrigin, connection: HttpClientConnection, loop: asyncio.AbstractEventLoop) -> None:
+        if not connection.usable or self._closed:
+            connection.abort()
             return
-        line.idle_since = loop.time()
-        line.place = place[:3]
-        self._idle.setdefault(place[:3], []).append(line)
+        connection.idle_since = loop.time()
+        connection.origin = origin[:3]
+        self._idle.setdefault(origin[:3], []).append(connection)
         if self._sweeper is None:
             self._sweeper = loop.call_later(self._idle_s, self._sweep, loop)
 
-    def _forget(self, line: HttpClientConnection) -> None:
-        lines = self._idle.get(line.place) if line.place is not None else None
-        if lines and line in lines:
-            lines.remove(line)
+    def _forget(self, connection: HttpClientConnection) -> None:
+        connections = self._idle.get(connection.origin) if connection.origin is not None else None
+        if connections and connection in connections:
+            connections.remove(connection)
 
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
-        for key, lines in list(self._idle.items()):
-            old = [line for line in lines if now - line.idle_since >= self._idle_s]
-            self._idle[key] = [line for line in lines if now - line.idle_since < self._idle_s]
-            for line in old:
-                line.abort()
-        self._idle = {key: lines for key, lines in self._idle.items() if lines}
+        for key, connections in list(self._idle.items()):
+            old = [connection for connection in connections if now - connection.idle_since >= self._idle_s]
+            self._idle[key] = [connection for connection in connections if now - connection.idle_since < self._idle_s]
+            for connection in old:
+                connection.abort()
+        self._idle = {key: connections for key, connections in self._idle.items() if connections}
         self._sweeper = loop.call_later(self._idle_s, self._sweep, loop) if self._idle else None
 
 
@@ -149,7 +173,7 @@ class HttpClientConnection(asyncio.Protocol):
 
     def __init__(self, lost: Callable[[HttpClientConnection], None], max_body: int) -> None:
         self.idle_since = 0.0
-        self.place: tuple[bool, str, int] | None = None
+        self.origin: tuple[bool, str, int] | None = None
         self.usable = True
         self._lost = lost
         self._max_body = max_body
@@ -167,16 +191,16 @@ class HttpClientConnection(asyncio.Protocol):
         self._size = 0
         self._until_eof = False
 
-    async def ask(self, data: bytes, deadline: float) -> HttpResponse:
-        loop = asyncio.get_running_loop()
+    async def ask(self, data: bytes, loop: asyncio.AbstractEventLoop) -> HttpResponse:
         self._waiter = waiter = loop.create_future()
-        timer = loop.call_at(deadline, self._fail, TimeoutError())
         self._transport.write(data)
         try:
             return await waiter
         finally:
-            timer.cancel()
             self._waiter = None
+
+    def expire(self) -> None:
+        self._fail(TimeoutError())
 
     def abort(self) -> None:
         self.usable = False
@@ -202,7 +226,7 @@ class HttpClientConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._waiter is None or self._waiter.done():
-            self.abort()  # bytes that nobody asked for
+            self.abort()  # bytes that were not asked for
             return
         try:
             self._parser.feed_data(data)
@@ -259,8 +283,8 @@ class HttpClientConnection(asyncio.Protocol):
             self._waiter.set_result(answer)
 
 
-def _request(method: str, place: HttpOrigin, body: bytes, headers: Mapping[str, str]) -> bytes:
-    return b"%b%d\r\n\r\n%b" % (_head(method, place.head, tuple(headers.items())), len(body), body)
+def _request(method: str, origin: HttpOrigin, body: bytes, headers: Mapping[str, str]) -> bytes:
+    return b"%b%d\r\n\r\n%b" % (_head(method, origin.head, tuple(headers.items())), len(body), body)
 
 
 @lru_cache(maxsize=4096)
@@ -273,7 +297,7 @@ def _head(method: str, target: str, headers: tuple[tuple[str, str], ...]) -> byt
 
 
 def _plain(answer: HttpResponse, max_body: int) -> HttpResponse:
-    """Servers behind a compressing proxy may pack what nobody asked to have packed."""
+    """Servers behind a compressing proxy may pack what was not asked to be packed."""
     packed = answer.headers.get("content-encoding", "identity").lower()
     if packed == "identity":
         return answer

@@ -1,7 +1,7 @@
 """HTTP/1.1 on one connection: bytes in, an `Exchange` out, an answer back. Nothing here knows about models or keys.
 
-It exists beside ASGI because a call must be refused before its body is read, a disconnect must be seen while nobody reads,
-and thousands of held calls must cost a few kilobytes each. There is no timer per request: whoever owns the connections calls
+It exists beside ASGI because a call must be refused before its body is read, a disconnect must be seen while it waits, and
+thousands of held calls must cost a few kilobytes each. There is no timer per request: the owner of the connections calls
 `tick` once a second, and each connection compares the clock with its own deadline (slow headers, slow bodies, idle
 connections, readers that never read).
 """
@@ -40,8 +40,8 @@ class HttpLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     body: int = 64 * 2**20
 
 
-class Face(Protocol):
-    """What a listener leads to."""
+class HttpService(Protocol):
+    """What answers the requests of a connection."""
 
     limits: HttpLimits
 
@@ -197,17 +197,19 @@ class HttpConnection(asyncio.Protocol):
         "_waiters",
         "_waiting",
         "current",
-        "face",
         "paused",
+        "service",
     )
 
-    def __init__(self, face: Face, now: Callable[[], float]) -> None:
-        self.face = face
+    def __init__(self, service: HttpService, now: Callable[[], float]) -> None:
+        self.service = service
         self.current: Exchange | None = None  # the one being answered
         self.paused = False
         self._incoming: Exchange | None = None  # the one being read
         self._waiting: deque[Exchange] | None = None  # came in the same read as `current`, behind it
-        self._unadmitted = False  # `_incoming` has its headers, and nobody was asked yet whether its body may be read
+        self._unadmitted = (
+            False  # `_incoming` has its headers, and the service was not asked yet whether its body may be read
+        )
         self._held: list[bytes] | None = None  # what came while `current` was being answered
         self._held_bytes = 0
         self._resting = False  # whether the transport was told to read no more
@@ -219,17 +221,17 @@ class HttpConnection(asyncio.Protocol):
         self._count = 0
         self._waiters: list[asyncio.Future[None]] = []
         self._now = now
-        self._deadline = now() + face.limits.headers_s
+        self._deadline = now() + service.limits.headers_s
 
     # -- the transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
-        if not self.face.connected(self):
+        if not self.service.connected(self):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.face.lost(self)
+        self.service.lost(self)
         self._parser = None
         for waiter in self._waiters:
             if not waiter.done():
@@ -292,11 +294,11 @@ class HttpConnection(asyncio.Protocol):
         self._expect = self._unadmitted = False
         self._incoming = Exchange(self)
         if self.current is None:
-            self._deadline = self._now() + self.face.limits.headers_s
+            self._deadline = self._now() + self.service.limits.headers_s
 
     def on_url(self, url: bytes) -> None:
         self._url += url
-        if len(self._url) > self.face.limits.header_bytes:
+        if len(self._url) > self.service.limits.header_bytes:
             self._refuse(414, "the address is too long")
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -305,7 +307,7 @@ class HttpConnection(asyncio.Protocol):
             return
         self._size += len(name) + len(value)
         self._count += 1
-        limits = self.face.limits
+        limits = self.service.limits
         if self._size > limits.header_bytes or self._count > limits.header_count:
             self._refuse(431, "headers are too large")
             return
@@ -334,7 +336,7 @@ class HttpConnection(asyncio.Protocol):
             return
         path, _, exchange.query = url.partition(b"?")
         exchange.path = unquote(path.decode("latin-1")) if b"%" in path else path.decode("latin-1")
-        exchange.body_limit = self.face.limits.body
+        exchange.body_limit = self.service.limits.body
         if self.current is None:
             self._admit(exchange)
         else:
@@ -343,9 +345,9 @@ class HttpConnection(asyncio.Protocol):
     def _admit(self, exchange: Exchange) -> None:
         """The headers are in and it is this request's turn: whether its body may be read."""
         self._unadmitted = False
-        self.face.begin(exchange)
+        self.service.begin(exchange)
         if exchange.answered:
-            self._deadline = self._now() + self.face.limits.linger_s
+            self._deadline = self._now() + self.service.limits.linger_s
             return
         length = exchange.headers.get(b"content-length", b"0")
         if len(length) > 15 or int(length) > exchange.body_limit or exchange.received > exchange.body_limit:
@@ -353,7 +355,7 @@ class HttpConnection(asyncio.Protocol):
             return
         if self._expect:
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._deadline = self._now() + self.face.limits.body_s
+        self._deadline = self._now() + self.service.limits.body_s
 
     def on_body(self, body: bytes) -> None:
         exchange = self._incoming
@@ -376,7 +378,7 @@ class HttpConnection(asyncio.Protocol):
         if self.current is None:
             self._deadline = 0.0
             self.current = exchange
-            self.face.complete(exchange)
+            self.service.complete(exchange)
             return
         if self._waiting is None:
             self._waiting = deque()
@@ -401,9 +403,9 @@ class HttpConnection(asyncio.Protocol):
         now = self._now()
         if not exchange.keep_alive or self._parser is None:
             self._transport.close()
-            self._deadline = now + self.face.limits.write_s
+            self._deadline = now + self.service.limits.write_s
             return
-        self._deadline = now + self.face.limits.idle_s
+        self._deadline = now + self.service.limits.idle_s
         if self._waiting:
             self._serve_next(self._waiting.popleft())
         elif self._unadmitted and self._incoming is not None:
@@ -414,16 +416,16 @@ class HttpConnection(asyncio.Protocol):
     def _serve_next(self, exchange: Exchange) -> None:
         """A request that was read whole before its turn came."""
         self.current = exchange
-        self.face.begin(exchange)
+        self.service.begin(exchange)
         if not exchange.answered and len(exchange.body) > exchange.body_limit:
             exchange.keep_alive = False
-            exchange.respond(413, self.face.refusal(exchange, 413, _TOO_LARGE))
+            exchange.respond(413, self.service.refusal(exchange, 413, _TOO_LARGE))
         if exchange.answered:
             self.current = None
             self._transport.close()
             return
         self._deadline = 0.0
-        self.face.complete(exchange)
+        self.service.complete(exchange)
 
     def _read_on(self) -> None:
         """Nothing is being answered: read what was held, then whatever comes."""
@@ -456,7 +458,7 @@ class HttpConnection(asyncio.Protocol):
     def tick(self, now: float) -> None:
         if self.paused:
             if self._deadline <= 0.0:
-                self._deadline = now + self.face.limits.write_s
+                self._deadline = now + self.service.limits.write_s
             elif now > self._deadline:
                 self.abort()
         elif self.current is not None and self._incoming is None:
@@ -483,9 +485,9 @@ class HttpConnection(asyncio.Protocol):
             exchange = Exchange(self)
         exchange.keep_alive = False
         if self.current is None:
-            exchange.respond(status, self.face.refusal(exchange, status, why))
+            exchange.respond(status, self.service.refusal(exchange, status, why))
             if self._transport.can_write_eof():
                 self._transport.write_eof()
         exchange.answered = True
         self._incoming = exchange
-        self._deadline = self._now() + self.face.limits.linger_s
+        self._deadline = self._now() + self.service.limits.linger_s

@@ -115,7 +115,7 @@ class HttpSession:
         return HttpStream(response)
 
     async def _check(self, url: str) -> None:
-        """An address in a URL is looked up by nobody, so it is checked here; a name by the resolver too."""
+        """An address in a URL is never looked up, so it is checked here; a name by the resolver too."""
         if self._rules is not None:
             parts = urlsplit(url)
             await self._rules.find(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))

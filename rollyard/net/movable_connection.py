@@ -13,19 +13,19 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rollyard.net.http_server import Exchange, Face, HttpConnection
+from rollyard.net.http_server import Exchange, HttpConnection, HttpService
 
 AGAIN_S = 0.01  # between two attempts, where the last answer is not out yet or the other process is behind
 _LABEL = 16  # bytes of a label at most
 
 
 class MovableConnection(HttpConnection):
-    """`first` is what another process had read of it. Within `Face.begin` a face may `move` it."""
+    """`first` is what another process had read of it. Within `HttpService.begin` it may be moved (`move`)."""
 
     __slots__ = ("_first", "_leaving", "_raw", "_send")
 
-    def __init__(self, face: Face, now: Callable[[], float], first: bytes = b"") -> None:
-        super().__init__(face, now)
+    def __init__(self, service: HttpService, now: Callable[[], float], first: bytes = b"") -> None:
+        super().__init__(service, now)
         self._first = first
         self._raw: list[bytes] | None = None  # a request as it came, until its headers were judged
         self._leaving: Exchange | None = None
@@ -64,7 +64,7 @@ class MovableConnection(HttpConnection):
             self._raw.append(data)
         super()._feed(data)
         if self._leaving is not None:
-            self._deadline = self._now() + self.face.limits.write_s
+            self._deadline = self._now() + self.service.limits.write_s
             self._transport.pause_reading()
             self._leave()
 

@@ -1,7 +1,7 @@
-"""What a web page in somebody's browser sends is not what that person sends.
+"""What a web page in a person's browser sends is not what that person sends.
 
-A server on loopback without a key trusts whoever reaches it. A browser reaches it for every page that is open in it: by a
-form or a script of a foreign origin, by a WebSocket, or under a name that the page's own server has pointed at 127.0.0.1.
+A server on loopback without a key trusts every client that reaches it. A browser reaches it for every page that is open in it:
+by a form or a script of a foreign origin, by a WebSocket, or under a name that the page's own server has pointed at 127.0.0.1.
 `page_reason` is the one place that tells such requests apart; every server asks it, as an ASGI wrapper (`NoWebPages`) or by
 itself.
 """
@@ -19,7 +19,7 @@ _Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 _Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 
-# What a form, or a script that asks nobody, may send to another origin.
+# What a form, or a script without a preflight, may send to another origin.
 _SIMPLE = (b"text/plain", b"application/x-www-form-urlencoded", b"multipart/form-data")
 _READS = ("GET", "HEAD", "OPTIONS")
 

@@ -62,7 +62,7 @@ async def dial(url: str, *, subprotocol: str, headers: Mapping[str, str], connec
             )
             try:
                 await socket.shake_hands(headers)
-            except BaseException:  # cancelled too: nobody else holds this connection
+            except BaseException:  # cancelled too: no one else holds this connection
                 await socket.close()
                 raise
             return socket

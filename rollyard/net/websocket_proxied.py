@@ -82,6 +82,6 @@ class ProxiedSocket:
             try:
                 await self._connection.send(text, text=True)
             except ConnectionClosed:
-                pass  # whoever reads learns it
+                pass  # the reader learns it
             finally:
                 self._outgoing.task_done()

@@ -133,6 +133,7 @@ class Upstream:
         self._connection = ModelConnection(timeouts=timeouts, secrets=(key,) if key else ())
         self._accepted: dict[tuple[str, str], Asks] = {}
         self._list = ModelList(self._ask_for_models, self._refuse_models, MODELS_S)
+        self._fitted: dict[str, UpstreamSettings] = {}  # by the model asked for, once the server's list is known
         self._memos: dict[str, Memo] = {}  # by rollout: the prompt ids of its turns before
 
     @property
@@ -208,9 +209,20 @@ class Upstream:
         """With what the server's model list says: the model, where none was chosen, and the cap of its context."""
         if settings.url != self.settings.url:
             return settings  # a session's own server
-        await self._list.learn_for_call()
         if not self._list.known:
-            return settings
+            await self._list.learn_for_call()
+            if not self._list.known:
+                return settings
+        if settings is not self.settings:
+            return self._apply_list(settings, asked)
+        found = self._fitted.get(asked)
+        if found is None:
+            if len(self._fitted) >= MAX_KNOWN:
+                self._fitted.clear()
+            found = self._fitted[asked] = self._apply_list(settings, asked)
+        return found
+
+    def _apply_list(self, settings: UpstreamSettings, asked: str) -> UpstreamSettings:
         if settings.model is None and settings.dialect == "gemini" and not self._models:
             raise ConfigError(
                 f"{show_url(settings.url)} names the model in its paths and lists none to choose from",

@@ -178,7 +178,7 @@ def _call_row(record: CallRecord) -> tuple[Any, ...]:
 
 
 def _node_row(rollout_id: str, node: Node) -> tuple[Any, ...]:
-    rest = NodeRest(node.inserted, node.spans, node.trainable, node.texts, node.experts)
+    plain = node.trainable and node.experts is None and not (node.inserted or node.spans or node.texts)
     return (
         rollout_id,
         node.id,
@@ -190,7 +190,7 @@ def _node_row(rollout_id: str, node: Node) -> tuple[Any, ...]:
         _encode(node.message) if node.same_as is None else None,
         _pack(node.ids),
         _pack(node.logprobs),
-        None if rest == _PLAIN else _encode(rest),
+        None if plain else _encode(NodeRest(node.inserted, node.spans, node.trainable, node.texts, node.experts)),
     )
 
 

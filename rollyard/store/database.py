@@ -11,11 +11,12 @@ have come. One that has `prepare` may be asked to do so before its transaction, 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
 from sqlalchemy import Connection, Table
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 
 T = TypeVar("T")
 Work = Callable[[Connection], T]
@@ -42,28 +43,35 @@ class Put:
     """An insert of whole rows, as tuples in the order of `columns`, with what to do about one that is there already.
 
     On SQLite the statement is compiled once and goes straight to the driver: an insert through the expression language
-    costs several times as much as the insert itself.
+    costs several times as much as the insert itself. PostgreSQL's is made on first use: its dialect takes two megabytes.
     """
 
     def __init__(self, table: Table, columns: tuple[str, ...], *, there: Literal["fail", "keep", "replace"]) -> None:
-        self._columns = columns
-        keys = [column.name for column in table.primary_key]
-        statements: list[Any] = []
-        for insert in (sqlite.insert, postgresql.insert):
-            statement = insert(table)
-            if there == "keep":
-                statement = statement.on_conflict_do_nothing()
-            elif there == "replace":
-                rest = {name: statement.excluded[name] for name in columns if name not in keys}
-                statement = statement.on_conflict_do_update(index_elements=keys, set_=rest)
-            statements.append(statement)
-        on_sqlite, self._statement = statements
-        compiled = on_sqlite.compile(dialect=sqlite.dialect(paramstyle="qmark"), column_keys=list(columns))
+        self._table, self._columns, self._there = table, columns, there
+        compiled = self._insert(sqlite.insert).compile(
+            dialect=sqlite.dialect(paramstyle="qmark"), column_keys=list(columns)
+        )
         assert compiled.positiontup is not None
         self._sql = str(compiled)
         self._order = [columns.index(name) for name in compiled.positiontup]
         if self._order == list(range(len(columns))):
             self._order = []
+
+    def _insert(self, insert: Callable[[Table], Any]) -> Any:
+        statement = insert(self._table)
+        if self._there == "keep":
+            return statement.on_conflict_do_nothing()
+        if self._there == "replace":
+            keys = [column.name for column in self._table.primary_key]
+            rest = {name: statement.excluded[name] for name in self._columns if name not in keys}
+            return statement.on_conflict_do_update(index_elements=keys, set_=rest)
+        return statement
+
+    @cached_property
+    def _statement(self) -> Any:
+        from sqlalchemy.dialects import postgresql
+
+        return self._insert(postgresql.insert)
 
     def rows(self, connection: Connection, rows: list[tuple[Any, ...]]) -> None:
         if not rows:

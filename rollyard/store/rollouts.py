@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec.structs import replace
 from sqlalchemy import ColumnElement, Connection, cast, func, insert, select, update
-from sqlalchemy.dialects.postgresql import JSONB
 
 from rollyard.core.errors import StoreError
 from rollyard.core.events import Event
@@ -175,6 +174,8 @@ def lines(connection: Connection, run_id: str) -> list[RolloutRow]:
 def failures(connection: Connection, run_id: str) -> tuple[FailureGroup, ...]:
     """A run's failures by what they say, the most frequent first."""
     if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import JSONB
+
         message = cast(rollouts.c.body, JSONB)[("failure", "message")].astext
     else:
         message = func.json_extract(rollouts.c.body, "$.failure.message")

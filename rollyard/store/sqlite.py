@@ -41,7 +41,7 @@ DEADLINE_S = 60.0
 BACKUP_S = 3600.0
 READERS = 4
 GROUP = 512  # the most functions in one transaction
-GATHER_S = 0.004  # under load: a few milliseconds of waiting for half the cost
+GATHER_S = 0.008  # under load: a few milliseconds of waiting for half the cost
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.00005, 0.001  # between two tries for the lock that another process has
 BUSY_S = 0.02  # batches that follow each other faster than this are load
 

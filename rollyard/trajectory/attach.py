@@ -28,6 +28,9 @@ class Match(NamedTuple):
     continues: Continuation | None
     reason: str | None
     history: HistoryChange | None = None  # how it differs from its thread's latest call, where that was looked at
+    root: AttachPoint | None = (
+        None  # where it goes, unless its tokens say otherwise, when not even its first words are known
+    )
 
 
 class AttachPoint(NamedTuple):
@@ -53,12 +56,17 @@ class AttachPoint(NamedTuple):
         return [message for message in call.messages[self.step.consumed :] if not repeats(above, message)]
 
 
+_NOWHERE = AttachPoint(START, 0, None, "root", None)
+
+
 def match(graph: Graph, ledger: Ledger, call: Call) -> Match:
     """The deepest answered call whose history and answer a request begins with, however it was re-serialised. An answer that
     the agent edited is still that answer where its tool-call ids say so and all around it is as it was; a request that
     changed anything else goes on from nothing: what it says must reach the model."""
     steps = graph.lineage.walk(call.messages, call.tools_digest)
     size = len(graph.nodes)
+    if not steps:
+        return _match_nothing(graph, ledger, call, size)
     found = next((at for step in reversed(steps) if (at := _answer_on(graph, step)) is not None), None)
     if found is None:
         return Match(steps, size, None, *_reason(graph, ledger, call, steps))
@@ -87,6 +95,13 @@ def match(graph: Graph, ledger: Ledger, call: Call) -> Match:
     return Match(steps, size, continues, None)
 
 
+def _match_nothing(graph: Graph, ledger: Ledger, call: Call, size: int) -> Match:
+    latest = ledger.latest(call.thread)
+    history = _compare_latest(graph, call, latest)
+    root = _fork(graph, ledger, call, _NOWHERE, _Evidence((), None, latest, None, history))
+    return Match((), size, None, root.reason, history, root if root.mismatch is None else None)
+
+
 def _answer_on(graph: Graph, step: WalkStep) -> WalkStep | None:
     """The last recorded answer that a walk passed."""
     at: WalkStep | None = step
@@ -112,9 +127,8 @@ def _reason(
     """Why a request goes on from no recorded answer, and how it differs from its thread's latest call."""
     if _first_asked(ledger, call, steps) is not None:
         return None, None
-    step = steps[-1] if steps else START
-    answer = graph.answer_above(step.node)
-    here = AttachPoint(step, 0, answer, "root", None)
+    answer = graph.answer_above(steps[-1].node)
+    here = AttachPoint(steps[-1], 0, answer, "root", None)
     latest = ledger.latest(call.thread)
     history = _compare_latest(graph, call, latest)
     return _fork(graph, ledger, call, here, _Evidence(steps, answer, latest, None, history)).reason, history
@@ -134,6 +148,11 @@ def place(
     match from before it was answered."""
     history: HistoryChange | None = None
     if before is not None and before.size == len(graph.nodes):
+        if (
+            before.root is not None
+            and (found := _place_root(graph, ledger, call, digest, packed, before.root)) is not None
+        ):
+            return found
         steps, history = before.steps, before.history
     else:
         steps = graph.lineage.walk(call.messages, call.tools_digest)
@@ -155,6 +174,17 @@ def place(
     if quoted and not graph.lineage.knows(quoted[-1]):
         here = here._replace(orphan=quoted[-1])
     return _fork(graph, ledger, call, here, _Evidence(steps, reached, ledger.latest(call.thread), packed, history))
+
+
+def _place_root(
+    graph: Graph, ledger: Ledger, call: Call, digest: bytes, packed: bytes | None, root: AttachPoint
+) -> AttachPoint | None:
+    """A call that begins anew, as nearly every first one does; None where its tokens, or what was said of it, lead elsewhere."""
+    if call.break_reason is not None or (packed is not None and graph.longest_prefix(packed, 0) is not None):
+        return None
+    if ledger.note_failure(digest) is not None or any(message.role == "assistant" for message in call.messages):
+        return None
+    return root
 
 
 def _first_asked(ledger: Ledger, call: Call, steps: Sequence[WalkStep]) -> str | None:

@@ -32,8 +32,12 @@ def compare_history(
     """`before` is the likeliest predecessor's whole path, answer included. Gives the reason and the index of the first
     message that differs."""
     size = min(len(before), len(now))
-    differs = next((i for i in range(size) if before[i].digest != now[i].digest), size)
-    opening = next((i for i, message in enumerate(before) if message.role != "system"), 0)
+    differs = opening = 0
+    while differs < size and before[differs].digest == now[differs].digest:
+        differs += 1
+    while opening < len(before) and before[opening].role == "system":
+        opening += 1
+    opening = 0 if opening == len(before) else opening
     if differs <= opening and not _share(before[1:], now[1:]):
         return "new_root", None  # at most the system prompt is the same
     if differs in (len(before), len(now)) and not same_tools:

@@ -14,7 +14,6 @@ import hashlib
 import math
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -132,8 +131,9 @@ class Trajectory:
             replaced = found.answer.id if found.answer is not None else None
             tips.put(nodes[-1].id, Tip(request, response or tip.response), instead_of=replaced)
         bodies = digest, response.digest if response is not None else b""
-        outcome = _outcome(call, reply, flaws, error, status)
-        record = _record(call, found, nodes, bodies, len(self._ledger.records), outcome)
+        record = _record(call, found, nodes, bodies, len(self._ledger.records), error, status)
+        if reply is not None:
+            record = _add_answer(record, call, reply, flaws)
         self._ledger.note(record, reply.message if reply is not None else None, found.orphan)
         moved = self._adopt(record, nodes[-1]) if nodes else []
         if moved:
@@ -296,42 +296,16 @@ def flaws_of(reply: Reply) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found)) if found else ()
 
 
-def _outcome(
-    call: Call, reply: Reply | None, flaws: tuple[str, ...], error: str | None, status: int | None
-) -> dict[str, Any]:
-    """What a record says of the answer, or of there being none."""
-    if reply is None:
-        return {"capture": "none", "trainable": False, "error": error, "status": status}
-    return {
-        "model_served": reply.model,
-        "capture": reply.capture,
-        "finish": reply.finish,
-        "stop_reason": reply.stop_reason,
-        "version_start": reply.version_start,
-        "version_end": reply.version_end,
-        "spans": reply.spans,
-        "effective": reply.sampling,
-        "logprobs_mode": reply.logprobs_mode,
-        "engine": reply.engine,
-        "usage": reply.usage,
-        "trainable": reply.trainable and not flaws,
-        "flaws": flaws,
-        "error": error,
-        "status": status,
-        "started_at": reply.started_at,
-        "finished_at": reply.finished_at,
-        "prompt_source": reply.prompt_source or call.prompt_source,
-    }
-
-
 def _record(
     call: Call,
     found: AttachPoint,
     nodes: Sequence[Node],
     bodies: tuple[bytes, bytes],
     seq: int,
-    outcome: dict[str, Any],
+    error: str | None,
+    status: int | None,
 ) -> CallRecord:
+    """What there is to say of a call before its answer is looked at."""
     return CallRecord(
         id=call.id,
         rollout_id=call.rollout_id,
@@ -349,9 +323,34 @@ def _record(
         prompt_leaf=nodes[-1].parent if nodes else found.below,
         new_nodes=tuple([node.id for node in nodes]),
         tools_digest=call.tools_digest,
+        capture="none",
+        trainable=False,
         requested=call.sampling,
         raw_request=bodies[0],
         raw_response=bodies[1],
+        error=error,
+        status=status,
         received_at=call.received_at,
-        **outcome,
+    )
+
+
+def _add_answer(record: CallRecord, call: Call, reply: Reply, flaws: tuple[str, ...]) -> CallRecord:
+    return replace(
+        record,
+        model_served=reply.model,
+        capture=reply.capture,
+        finish=reply.finish,
+        stop_reason=reply.stop_reason,
+        version_start=reply.version_start,
+        version_end=reply.version_end,
+        spans=reply.spans,
+        effective=reply.sampling,
+        logprobs_mode=reply.logprobs_mode,
+        engine=reply.engine,
+        usage=reply.usage,
+        trainable=reply.trainable and not flaws,
+        flaws=flaws,
+        started_at=reply.started_at,
+        finished_at=reply.finished_at,
+        prompt_source=reply.prompt_source or call.prompt_source,
     )

@@ -253,12 +253,12 @@ def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     )
 
 
-def _finish(reply: Reply) -> str:
+def _finish(reply: Reply) -> bytes:
     if reply.finish == "length":
-        return "length"
+        return b"length"
     if reply.finish == "refusal":
-        return "content_filter"
-    return "tool_calls" if reply.message.tool_calls else "stop"
+        return b"content_filter"
+    return b"tool_calls" if reply.message.tool_calls else b"stop"
 
 
 def _wire_call(tool_call: ToolCall, customs: set[tuple[str | None, str]]) -> dict[str, Any]:
@@ -272,13 +272,17 @@ def _wire_call(tool_call: ToolCall, customs: set[tuple[str | None, str]]) -> dic
     return {"id": tool_call.id, "type": "function", "function": {"name": name, "arguments": tool_call.arguments}}
 
 
-def _logprobs(call: Call, reply: Reply) -> dict[str, Any] | None:
+_ANSWER = (
+    b'{"id":%b,"object":"chat.completion","created":%d,"model":%b,"choices":[{"index":0,"message":%b,"logprobs":%b,'
+    b'"finish_reason":"%b"}],"usage":%b}'
+)
+_CHUNK_HEAD = b'data: {"id":%b,"object":"chat.completion.chunk","created":%d,"model":%b,%b'
+_CHUNK = b'%b"choices":[{"index":0,"delta":%b,"logprobs":%b,"finish_reason":%b}]}\n\n'
+
+
+def _logprobs(call: Call, reply: Reply) -> bytes:
     shown = openai_shapes.logprobs(call, reply)
-    return {"content": shown, "refusal": None} if shown else None
-
-
-def _envelope(call: Call, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{call.id}", "object": kind, "created": int(call.received_at), "model": call.model}
+    return dump({"content": shown, "refusal": None}) if shown else b"null"
 
 
 def encode(call: Call, reply: Reply) -> bytes:
@@ -287,57 +291,61 @@ def encode(call: Call, reply: Reply) -> bytes:
     tool_calls = message.tool_calls
     body: dict[str, Any] = {"role": "assistant", "content": text if text or not tool_calls else None}
     body["refusal"] = text if reply.finish == "refusal" else None
-    if message.thinking:
-        body["reasoning_content"] = message.thinking
+    if thinking := message.thinking:
+        body["reasoning_content"] = thinking
     if tool_calls:
         customs = custom_tools(call.tools)
         body["tool_calls"] = [_wire_call(tool_call, customs) for tool_call in tool_calls]
-    choice = {"index": 0, "message": body, "logprobs": _logprobs(call, reply), "finish_reason": _finish(reply)}
-    envelope = _envelope(call, "chat.completion")
-    envelope["choices"] = [choice]
-    envelope["usage"] = openai_shapes.chat_usage(reply)
-    return dump(envelope)
+    return _ANSWER % (
+        dump(f"chatcmpl-{call.id}"),
+        int(call.received_at),
+        dump(call.model),
+        dump(body),
+        _logprobs(call, reply),
+        _finish(reply),
+        openai_shapes.chat_usage(reply),
+    )
 
 
-def _deltas(call: Call, reply: Reply) -> Iterator[dict[str, Any]]:
+def _deltas(call: Call, reply: Reply) -> Iterator[bytes]:
+    """What follows the role, as JSON."""
     message = reply.message
-    yield {"role": "assistant", "content": ""}
+    text = message.text
     for piece in pieces(message.thinking):
-        yield {"reasoning_content": piece}
-    for piece in pieces(message.text):
-        yield {"content": piece}
+        yield b'{"reasoning_content":%b}' % dump(piece)
+    for piece in pieces(text):
+        yield b'{"content":%b}' % dump(piece)
     if reply.finish == "refusal":
-        for piece in pieces(message.text):
-            yield {"refusal": piece}
+        for piece in pieces(text):
+            yield b'{"refusal":%b}' % dump(piece)
+    tool_calls = message.tool_calls
+    if not tool_calls:
+        return
     customs = custom_tools(call.tools)
-    for index, tool_call in enumerate(message.tool_calls):
+    for index, tool_call in enumerate(tool_calls):
         head = _wire_call(tool_call, customs)
         field, key = ("custom", "input") if "custom" in head else ("function", "arguments")
         whole: str = head[field][key]
         first, *rest = pieces(whole) if whole else ("",)
         head[field][key] = first
-        yield {"tool_calls": [{"index": index, **head}]}
+        yield dump({"tool_calls": [{"index": index, **head}]})
         for piece in rest:
-            yield {"tool_calls": [{"index": index, field: {key: piece}}]}
+            yield dump({"tool_calls": [{"index": index, field: {key: piece}}]})
 
 
 def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]:
-    envelope = _envelope(call, "chat.completion.chunk")
-    if call.include_usage:
-        envelope["usage"] = None
+    usage = b'"usage":null,' if call.include_usage else b""
+    id, created, model = dump(f"chatcmpl-{call.id}"), int(call.received_at), dump(call.model)
+    head = _CHUNK_HEAD % (id, created, model, usage)
+    yield _CHUNK % (head, b'{"role":"assistant","content":""}', b"null", b"null")
     logprobs = _logprobs(call, reply)
     for delta in _deltas(call, reply):
-        shown = logprobs if "role" not in delta else None
-        if shown is not None:
-            logprobs = None
-        envelope["choices"] = [{"index": 0, "delta": delta, "logprobs": shown, "finish_reason": None}]
-        yield frame(dump(envelope))
-    envelope["choices"] = [{"index": 0, "delta": {}, "logprobs": logprobs, "finish_reason": _finish(reply)}]
-    yield frame(dump(envelope))
+        yield _CHUNK % (head, delta, logprobs, b"null")
+        logprobs = b"null"
+    yield _CHUNK % (head, b"{}", logprobs, b'"%b"' % _finish(reply))
     if call.include_usage:
-        envelope["choices"] = []
-        envelope["usage"] = openai_shapes.chat_usage(reply)
-        yield frame(dump(envelope))
+        usage = b'"usage":%b,' % openai_shapes.chat_usage(reply)
+        yield _CHUNK_HEAD % (id, created, model, usage) + b'"choices":[]}\n\n'
     yield DONE
 
 

@@ -139,7 +139,7 @@ def _choice(text: str, finish: str | None, logprobs: dict[str, Any] | None) -> d
 def encode(call: Call, reply: Reply) -> bytes:
     body = _envelope(call)
     body["choices"] = [_choice(reply.message.text, _finish(reply), _logprobs(call, reply))]
-    body["usage"] = openai_shapes.chat_usage(reply)
+    body["usage"] = msgspec.Raw(openai_shapes.chat_usage(reply))
     return dump(body)
 
 
@@ -154,7 +154,7 @@ def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]
     yield frame(dump(body))
     if call.include_usage:
         body["choices"] = []
-        body["usage"] = openai_shapes.chat_usage(reply)
+        body["usage"] = msgspec.Raw(openai_shapes.chat_usage(reply))
         yield frame(dump(body))
     yield DONE
 
@@ -212,7 +212,8 @@ def _entries(logprobs: _Logprobs | None) -> list[TokenLogprob] | None:
     for index, value in enumerate(logprobs.token_logprobs):
         top = (tops[index] or {}) if index < len(tops) else {}
         word = words[index] if index < len(words) else ""
-        entries.append(TokenLogprob(word, value, None, [TopLogprob(other, lp) for other, lp in top.items()]))
+        others = tuple([TopLogprob(other, lp) for other, lp in top.items()])
+        entries.append(TokenLogprob(word, value, top_logprobs=others))
     return entries
 
 

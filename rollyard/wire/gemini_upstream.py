@@ -242,8 +242,8 @@ def _entries(result: _Logprobs | None) -> list[TokenLogprob] | None:
             TokenLogprob(
                 chosen.token or "",
                 chosen.log_probability,
-                chosen.token_id,
-                [TopLogprob(other.token or "", other.log_probability) for other in top],
+                id=chosen.token_id,
+                top_logprobs=tuple([TopLogprob(other.token or "", other.log_probability) for other in top]),
             )
         )
     return entries

@@ -240,46 +240,56 @@ def encode(call: Call, reply: Reply) -> bytes:
     return dump(body)
 
 
-def _event(kind: str, **fields: Any) -> bytes:
-    return frame(dump({"type": kind, **fields}), kind)
+_EVENT = b'event: %b\ndata: {"type":"%b",%b}\n\n'
+_BLOCK = b'"index":%d,"content_block":%b'
+_DELTA = b'"index":%d,"delta":%b'
+_TEXT = b'{"type":"text","text":""}'
+_PING = b'event: ping\ndata: {"type":"ping"}\n\n'
+_STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+
+
+def _event(kind: bytes, members: bytes) -> bytes:
+    """`members` are JSON already."""
+    return _EVENT % (kind, kind, members)
 
 
 def _block_events(index: int, block: Any) -> Iterator[bytes]:
-    deltas: Iterator[dict[str, Any]] = iter(())
-    start = block
-    if isinstance(block, dict):
-        kind = block["type"]
-        if kind == "text":
-            start = {"type": "text", "text": ""}
-            deltas = ({"type": "text_delta", "text": piece} for piece in pieces(block["text"]))
-        elif kind == "tool_use":
-            start = {**block, "input": {}}
-            whole = dump(block["input"]).decode()
-            deltas = ({"type": "input_json_delta", "partial_json": piece} for piece in pieces(whole))
-        elif kind == "thinking":
-            start = {"type": "thinking", "thinking": "", "signature": ""}
-            deltas = _thinking_deltas(block)
-    yield _event("content_block_start", index=index, content_block=start)
+    kind = block["type"] if isinstance(block, dict) else None
+    deltas: Iterator[bytes] = iter(())
+    if kind == "text":
+        start = _TEXT
+        deltas = (b'{"type":"text_delta","text":%b}' % dump(piece) for piece in pieces(block["text"]))
+    elif kind == "tool_use":
+        start = dump({**block, "input": {}})
+        whole = dump(block["input"]).decode()
+        deltas = (b'{"type":"input_json_delta","partial_json":%b}' % dump(piece) for piece in pieces(whole))
+    elif kind == "thinking":
+        start = dump({"type": "thinking", "thinking": "", "signature": ""})
+        deltas = _thinking_deltas(block)
+    else:
+        start = dump(block)
+    yield _event(b"content_block_start", _BLOCK % (index, start))
     for delta in deltas:
-        yield _event("content_block_delta", index=index, delta=delta)
-    yield _event("content_block_stop", index=index)
+        yield _event(b"content_block_delta", _DELTA % (index, delta))
+    yield _event(b"content_block_stop", b'"index":%d' % index)
 
 
-def _thinking_deltas(block: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _thinking_deltas(block: dict[str, Any]) -> Iterator[bytes]:
     for piece in pieces(block["thinking"]):
-        yield {"type": "thinking_delta", "thinking": piece}
-    yield {"type": "signature_delta", "signature": block["signature"]}
+        yield dump({"type": "thinking_delta", "thinking": piece})
+    yield dump({"type": "signature_delta", "signature": block["signature"]})
 
 
 def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]:
     usage = _usage(reply)
     message = {**_envelope(call), "content": [], "stop_reason": None, "stop_sequence": None}
     message["usage"] = {**usage, "output_tokens": 0}
-    yield _event("message_start", message=message)
+    yield _event(b"message_start", b'"message":%b' % dump(message))
     for index, block in enumerate(blocks(reply.message.parts)):
         yield from _block_events(index, block)
-    yield _event("message_delta", delta={"stop_reason": _stop_reason(reply), "stop_sequence": None}, usage=usage)
-    yield _event("message_stop")
+    members = b'"delta":{"stop_reason":"%b","stop_sequence":null},"usage":%b'
+    yield _event(b"message_delta", members % (_stop_reason(reply).encode(), dump(usage)))
+    yield _STOP
 
 
 _TYPES = {
@@ -335,7 +345,7 @@ class MessagesCodec:
         return b""
 
     def keepalive(self, call: Call) -> bytes:
-        return _event("ping")
+        return _PING
 
     def stream_error(self, call: Call, status: int, code: str, message: str) -> bytes:
         return frame(error(status, code, message), "error")

@@ -89,26 +89,30 @@ def counts(reply: Reply) -> tuple[int, int]:
     return prompt, completion
 
 
-def chat_usage(reply: Reply) -> dict[str, Any]:
-    prompt, completion = counts(reply)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": reply.usage.cached_tokens or 0},
-        "completion_tokens_details": {"reasoning_tokens": reply.usage.reasoning_tokens or 0},
-    }
+_CHAT_USAGE = (
+    b'{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,"prompt_tokens_details":{"cached_tokens":%d},'
+    b'"completion_tokens_details":{"reasoning_tokens":%d}}'
+)
+_RESPONSES_USAGE = (
+    b'{"input_tokens":%d,"input_tokens_details":{"cached_tokens":%d},"output_tokens":%d,'
+    b'"output_tokens_details":{"reasoning_tokens":%d},"total_tokens":%d}'
+)
 
 
-def responses_usage(reply: Reply) -> dict[str, Any]:
+def chat_usage(reply: Reply) -> bytes:
+    """As JSON."""
     prompt, completion = counts(reply)
-    return {
-        "input_tokens": prompt,
-        "input_tokens_details": {"cached_tokens": reply.usage.cached_tokens or 0},
-        "output_tokens": completion,
-        "output_tokens_details": {"reasoning_tokens": reply.usage.reasoning_tokens or 0},
-        "total_tokens": prompt + completion,
-    }
+    usage = reply.usage
+    cached, reasoning = usage.cached_tokens or 0, usage.reasoning_tokens or 0
+    return _CHAT_USAGE % (prompt, completion, prompt + completion, cached, reasoning)
+
+
+def responses_usage(reply: Reply) -> bytes:
+    """As JSON."""
+    prompt, completion = counts(reply)
+    usage = reply.usage
+    cached, reasoning = usage.cached_tokens or 0, usage.reasoning_tokens or 0
+    return _RESPONSES_USAGE % (prompt, cached, completion, reasoning, prompt + completion)
 
 
 def logprobs(call: Call, reply: Reply) -> list[dict[str, Any]]:

@@ -187,50 +187,45 @@ def decode(request: WireRequest, memo: Memo | None = None) -> Call:
     )
 
 
-_RESPONSE = (
-    b'{"id":%b,"object":"response","created_at":%d,"status":"%b","background":false,"error":%b,"incomplete_details":%b,'
-    b'"instructions":null,"max_output_tokens":%b,"model":%b,"output":%b,"parallel_tool_calls":%b,'
-    b'"previous_response_id":null,"reasoning":{"effort":null,"summary":null},"store":false,"temperature":%b,'
-    b'"text":{"format":{"type":"text"}},"tool_choice":"auto","tools":[],"top_p":%b,"truncation":"disabled","usage":%b,'
-    b'"metadata":{}}'
+_RESPONSE = b'{%b,"status":"%b","background":false,"error":%b,"incomplete_details":%b,%b,"output":%b,%b,"usage":%b,"metadata":{}}'
+_SAME = (
+    b'"id":%b,"object":"response","created_at":%d',
+    b'"instructions":null,"max_output_tokens":%b,"model":%b',
+    b'"parallel_tool_calls":%b,"previous_response_id":null,"reasoning":{"effort":null,"summary":null},"store":false,'
+    b'"temperature":%b,"text":{"format":{"type":"text"}},"tool_choice":"auto","tools":[],"top_p":%b,"truncation":"disabled"',
 )
 
 
-def _response(
-    call: Call,
-    status: bytes,
-    *,
-    error: bytes = b"null",
-    incomplete: bytes = b"null",
-    output: bytes = b"[]",
-    usage: bytes = b"null",
-) -> bytes:
-    sampling = call.sampling
-    return _RESPONSE % (
-        dump(f"resp_{call.id}"),
-        int(call.received_at),
-        status,
-        error,
-        incomplete,
-        dump(sampling.max_tokens),
-        dump(call.model),
-        output,
-        b"false" if sampling.parallel_tool_calls is False else b"true",
-        dump(sampling.temperature),
-        dump(sampling.top_p),
-        usage,
-    )
+class _Response:
+    """The response object of a call, which several events hold: what is the same in all of them is encoded once."""
 
+    def __init__(self, call: Call) -> None:
+        sampling = call.sampling
+        first, second, third = _SAME
+        self._first = first % (dump(f"resp_{call.id}"), int(call.received_at))
+        self._second = second % (dump(sampling.max_tokens), dump(call.model))
+        parallel = b"false" if sampling.parallel_tool_calls is False else b"true"
+        self._third = third % (parallel, dump(sampling.temperature), dump(sampling.top_p))
 
-def _finish_response(call: Call, reply: Reply, output: list[bytes]) -> bytes:
-    cut = {"length": "max_output_tokens", "refusal": "content_filter"}.get(reply.finish)
-    return _response(
-        call,
-        b"incomplete" if cut else b"completed",
-        incomplete=dump({"reason": cut}) if cut else b"null",
-        output=b"[%b]" % b",".join(output),
-        usage=dump(openai_shapes.responses_usage(reply)),
-    )
+    def __call__(
+        self,
+        status: bytes,
+        *,
+        error: bytes = b"null",
+        incomplete: bytes = b"null",
+        output: bytes = b"[]",
+        usage: bytes = b"null",
+    ) -> bytes:
+        return _RESPONSE % (self._first, status, error, incomplete, self._second, output, self._third, usage)
+
+    def finished(self, reply: Reply, output: list[bytes]) -> bytes:
+        cut = {"length": "max_output_tokens", "refusal": "content_filter"}.get(reply.finish)
+        return self(
+            b"incomplete" if cut else b"completed",
+            incomplete=dump({"reason": cut}) if cut else b"null",
+            output=b"[%b]" % b",".join(output),
+            usage=openai_shapes.responses_usage(reply),
+        )
 
 
 def _items(call: Call, reply: Reply) -> list[Any]:
@@ -248,7 +243,7 @@ def _items(call: Call, reply: Reply) -> list[Any]:
 
 
 def encode(call: Call, reply: Reply) -> bytes:
-    return _finish_response(call, reply, [dump(item) for item in _items(call, reply)])
+    return _Response(call).finished(reply, [dump(item) for item in _items(call, reply)])
 
 
 class _Events:
@@ -263,53 +258,64 @@ class _Events:
         return b'event: %b\ndata: {"type":"%b","sequence_number":%d,%b}\n\n' % (kind, kind, number, members)
 
 
-def _item_events(emit: _Events, index: int, item: Any, whole: bytes) -> Iterator[bytes]:
-    """`whole` is the item as JSON."""
+def _item_events(emit: _Events, index: int, item: Any) -> tuple[list[bytes], bytes]:
+    """The events of one item, and the item as JSON."""
     place = b'"output_index":%d' % index
-    if isinstance(item, dict):
-        inner = b'"item_id":%b,%b' % (dump(item["id"]), place)
-        yield from _inner_events(emit, place, inner, item)
+    if isinstance(item, dict) and item["type"] == "message":
+        events, whole = _message_events(emit, place, item)
     else:
-        yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, whole))
-    yield emit(b"response.output_item.done", b'%b,"item":%b' % (place, whole))
+        whole = dump(item)
+        if isinstance(item, dict):
+            events = list(_inner_events(emit, place, b'"item_id":%b,%b' % (dump(item["id"]), place), item))
+        else:
+            events = [emit(b"response.output_item.added", b'%b,"item":%b' % (place, whole))]
+    events.append(emit(b"response.output_item.done", b'%b,"item":%b' % (place, whole)))
+    return events, whole
+
+
+_MESSAGE = b'{"type":"message","id":%b,"role":"assistant","content":[%b],"status":"%b"}'
+_PART = b'{"type":"output_text","text":%b,"annotations":[],"logprobs":%b}'
+_BEGUN_PART = _PART % (b'""', b"[]")
+
+
+def _message_events(emit: _Events, place: bytes, item: dict[str, Any]) -> tuple[list[bytes], bytes]:
+    """As `_item_events`, up to its end."""
+    id = dump(item["id"])
+    events = [emit(b"response.output_item.added", b'%b,"item":%b' % (place, _MESSAGE % (id, b"", b"in_progress")))]
+    parts: list[bytes] = []
+    for number, block in enumerate(item["content"]):
+        here = b'"item_id":%b,%b,"content_index":%d' % (id, place, number)
+        text, logprobs = dump(block["text"]), dump(block["logprobs"])
+        events.append(emit(b"response.content_part.added", b'%b,"part":%b' % (here, _BEGUN_PART)))
+        shown = logprobs
+        for piece in pieces(block["text"]):
+            delta = text if len(piece) == len(block["text"]) else dump(piece)
+            events.append(emit(b"response.output_text.delta", b'%b,"delta":%b,"logprobs":%b' % (here, delta, shown)))
+            shown = b"[]"
+        events.append(emit(b"response.output_text.done", b'%b,"text":%b,"logprobs":%b' % (here, text, logprobs)))
+        parts.append(_PART % (text, logprobs))
+        events.append(emit(b"response.content_part.done", b'%b,"part":%b' % (here, parts[-1])))
+    return events, _MESSAGE % (id, b",".join(parts), b"completed")
 
 
 def _inner_events(emit: _Events, place: bytes, inner: bytes, item: dict[str, Any]) -> Iterator[bytes]:
-    """Of an item that is understood; `inner` is the place of what lies in it."""
-    if item["type"] == "message":
-        begun: dict[str, Any] = {**item, "status": "in_progress", "content": []}
-        yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, dump(begun)))
-        for number, block in enumerate(item["content"]):
-            yield from _text_events(emit, b'%b,"content_index":%d' % (inner, number), block)
-    elif item["type"] == "reasoning":
-        begun = {**item, "summary": []}
+    """Of another item that is understood; `inner` is the place of what lies in it."""
+    if item["type"] == "reasoning":
+        begun: dict[str, Any] = {**item, "summary": []}
         yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, dump(begun)))
         for number, block in enumerate(item["summary"]):
             yield from _summary_events(emit, b'%b,"summary_index":%d' % (inner, number), block)
-    else:
-        field, kind = (
-            ("arguments", b"response.function_call_arguments")
-            if item["type"] == "function_call"
-            else ("input", b"response.custom_tool_call_input")
-        )
-        begun = {**item, "status": "in_progress", field: ""}
-        yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, dump(begun)))
-        for piece in pieces(item[field]):
-            yield emit(kind + b".delta", b'%b,"delta":%b' % (inner, dump(piece)))
-        yield emit(kind + b".done", b'%b,"%b":%b' % (inner, field.encode(), dump(item[field])))
-
-
-def _text_events(emit: _Events, place: bytes, block: dict[str, Any]) -> Iterator[bytes]:
-    begun = {**block, "text": "", "logprobs": []}
-    yield emit(b"response.content_part.added", b'%b,"part":%b' % (place, dump(begun)))
-    logprobs = shown = dump(block["logprobs"])
-    for piece in pieces(block["text"]):
-        members = b'%b,"delta":%b,"logprobs":%b' % (place, dump(piece), shown)
-        yield emit(b"response.output_text.delta", members)
-        shown = b"[]"
-    text = dump(block["text"])
-    yield emit(b"response.output_text.done", b'%b,"text":%b,"logprobs":%b' % (place, text, logprobs))
-    yield emit(b"response.content_part.done", b'%b,"part":%b' % (place, dump(block)))
+        return
+    field, kind = (
+        ("arguments", b"response.function_call_arguments")
+        if item["type"] == "function_call"
+        else ("input", b"response.custom_tool_call_input")
+    )
+    begun = {**item, "status": "in_progress", field: ""}
+    yield emit(b"response.output_item.added", b'%b,"item":%b' % (place, dump(begun)))
+    for piece in pieces(item[field]):
+        yield emit(kind + b".delta", b'%b,"delta":%b' % (inner, dump(piece)))
+    yield emit(kind + b".done", b'%b,"%b":%b' % (inner, field.encode(), dump(item[field])))
 
 
 def _summary_events(emit: _Events, place: bytes, block: dict[str, Any]) -> Iterator[bytes]:
@@ -321,20 +327,25 @@ def _summary_events(emit: _Events, place: bytes, block: dict[str, Any]) -> Itera
 
 
 def opening(call: Call) -> bytes:
-    emit = _Events(0)
-    response = b'"response":%b' % _response(call, b"in_progress")
-    return emit(b"response.created", response) + emit(b"response.in_progress", response)
+    return _opening(_Response(call))
+
+
+def _opening(response: _Response) -> bytes:
+    emit, begun = _Events(0), b'"response":%b' % response(b"in_progress")
+    return emit(b"response.created", begun) + emit(b"response.in_progress", begun)
 
 
 def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]:
+    response = _Response(call)
     if not opened:
-        yield opening(call)
+        yield _opening(response)
     emit = _Events(2)
     wholes: list[bytes] = []
     for index, item in enumerate(_items(call, reply)):
-        wholes.append(dump(item))
-        yield from _item_events(emit, index, item, wholes[-1])
-    yield emit(b"response.completed", b'"response":%b' % _finish_response(call, reply, wholes))
+        events, whole = _item_events(emit, index, item)
+        wholes.append(whole)
+        yield from events
+    yield emit(b"response.completed", b'"response":%b' % response.finished(reply, wholes))
 
 
 class ResponsesCodec:
@@ -355,10 +366,10 @@ class ResponsesCodec:
         return "text/event-stream"
 
     def keepalive(self, call: Call) -> bytes:
-        return _Events(1)(b"response.in_progress", b'"response":%b' % _response(call, b"in_progress"))
+        return _Events(1)(b"response.in_progress", b'"response":%b' % _Response(call)(b"in_progress"))
 
     def stream_error(self, call: Call, status: int, code: str, message: str) -> bytes:
-        failed = _response(call, b"failed", error=dump({"code": code, "message": message}))
+        failed = _Response(call)(b"failed", error=dump({"code": code, "message": message}))
         return _Events(2)(b"response.failed", b'"response":%b' % failed)
 
     def count_tokens(self, count: int) -> bytes:

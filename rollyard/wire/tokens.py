@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.call import CaptureLevel, TokenText, Usage, VersionSpan, floats
+from rollyard.core.call import CaptureLevel, TokenText, Usage, VersionSpan
 from rollyard.wire.body import is_given
 from rollyard.wire.codec import Memo
 
@@ -30,11 +30,12 @@ class TopLogprob(msgspec.Struct, gc=False):
     logprob: float | None = None
 
 
-class TokenLogprob(msgspec.Struct, gc=False):
-    token: str = ""
-    logprob: float | None = None
+class TokenLogprob(TokenText, frozen=True, gc=False, rename={"text": "token", "top": "-"}):
+    """A token as chat completions tell it. Where the server names no alternatives, it is what a reply keeps."""
+
+    text: str = ""
     id: int | None = None
-    top_logprobs: list[TopLogprob] | None = None
+    top_logprobs: tuple[TopLogprob, ...] | None = None
 
 
 class ReportedTokens(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -54,8 +55,8 @@ def _ids_within(entries: Sequence[TokenLogprob]) -> array[int] | None:
     for entry in entries:
         if entry.id is not None:
             found.append(entry.id)
-        elif entry.token.startswith("token_id:") and entry.token[9:].isdecimal():
-            found.append(int(entry.token[9:]))
+        elif entry.text.startswith("token_id:") and entry.text[9:].isdecimal():
+            found.append(int(entry.text[9:]))
         else:
             return None
     return as_ids(found)
@@ -114,7 +115,7 @@ def read_tokens(
         if any([entry.top_logprobs for entry in entries]):
             tokens = tuple([_token(entry) for entry in entries])
         else:
-            tokens = tuple(map(TokenText, [entry.token for entry in entries], values))
+            tokens = tuple(entries)
     flaws: list[str] = []
     if completion is not None and completion_ids is None:
         flaws.append("ids_out_of_range")
@@ -146,9 +147,9 @@ def _check_logprobs(
         flaws.append(f"length_mismatch: {len(completion_ids)} ids, {len(values)} logprobs")
         return None
     try:
-        found = floats(values)
-    except TypeError:  # some are not known
-        found = floats([math.nan])
+        found = array("d", struct.pack(f"{len(values)}d", *values))
+    except struct.error:  # some are not known
+        found = array("d", (math.nan,))
     known = found.tolist()
     if not math.isfinite(sum(known)):
         flaws.append("non_finite_logprob")
@@ -162,7 +163,7 @@ def _check_logprobs(
 
 def _token(entry: TokenLogprob) -> TokenText:
     top = entry.top_logprobs or ()
-    return TokenText(entry.token, entry.logprob, tuple([(t.token, t.logprob) for t in top if t.logprob is not None]))
+    return TokenText(entry.text, entry.logprob, tuple([(t.token, t.logprob) for t in top if t.logprob is not None]))
 
 
 def from_meta_info(meta: dict[str, Any]) -> tuple[list[int], list[TokenLogprob]] | None:
@@ -178,7 +179,7 @@ def from_meta_info(meta: dict[str, Any]) -> tuple[list[int], list[TokenLogprob]]
         value = row[0] if isinstance(row[0], int | float) else None
         text = row[2] if len(row) > 2 and isinstance(row[2], str) else ""
         found.append(row[1])
-        entries.append(TokenLogprob(text, value, row[1]))
+        entries.append(TokenLogprob(text, value, id=row[1]))
     return found, entries
 
 

@@ -62,7 +62,7 @@ class Wire:
     def resume_reading(self) -> None: ...
 
 
-class Face:
+class Service:
     """Answers some requests at once and others when the connection is looked at again."""
 
     limits = HttpLimits(body=10_000)
@@ -98,16 +98,16 @@ REQUESTS = [
 
 
 def serve(data: bytes) -> None:
-    face, wire = Face(), Wire()
-    connection = HttpConnection(face, lambda: 1.0)
+    service, wire = Service(), Wire()
+    connection = HttpConnection(service, lambda: 1.0)
     connection.connection_made(wire)
     cut = len(data) // 3
     for part in (data[:cut], data[cut : 2 * cut], data[2 * cut :]):
         if part and not wire.closed:
             connection.data_received(part)
-        for exchange in face.late:
+        for exchange in service.late:
             exchange.respond(200, b"late")
-        face.late.clear()
+        service.late.clear()
     connection.tick(1e9)
     connection.connection_lost(None)
     assert len(wire.sent) < 200_000

@@ -1,4 +1,4 @@
-"""The operator's face: sessions opened, shown, read and closed over HTTP, as OpenEnv's capture proxy does it."""
+"""The operator's API: sessions opened, shown, read and closed over HTTP, as OpenEnv's capture proxy does it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ async def refused(*options) -> tuple[int, str]:
 
 async def test_calls_are_held_for_the_trainer_over_http(tmp_path):
     process, ready = await start(tmp_path, "--mode", "interception_gate", "--store", str(tmp_path / "runs.db"))
-    admin, trainer = (Path(ready[f"{face}_key_file"]) for face in ("admin", "trainer"))
+    admin, trainer = (Path(ready[f"{role}_key_file"]) for role in ("admin", "trainer"))
     assert {p.stat().st_mode & 0o777 for p in (admin, trainer)} == {0o600}
     operator, owner = admin.read_text().strip(), trainer.read_text().strip()
     opened = (await ask(ready, "POST", "/sessions", operator, {"session_id": "r1"})).json

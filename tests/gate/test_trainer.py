@@ -1,4 +1,4 @@
-"""The trainer's face: held calls taken and answered from another process, versions, pause and resume."""
+"""The trainer's API: held calls taken and answered from another process, versions, pause and resume."""
 
 from __future__ import annotations
 

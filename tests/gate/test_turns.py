@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
+from rollyard.core.call import TokenText
 from rollyard.gate import GateLimits
 from tests.gate.conftest import Answers, ask, chat, open_gate, port_of, request, said
 from tests.waiting import until
@@ -96,6 +98,22 @@ async def test_a_marked_retry_gets_the_delivered_answer_again(mark):
         assert text_of(await ask(gate, "POST", CHAT, key=session.key, body=chat(), headers=first)) == "answer 1"
         assert text_of(await ask(gate, "POST", CHAT, key=session.key, body=chat(), headers=mark)) == "answer 1"
         assert len(policy.asked) == 1
+
+
+async def test_a_retry_sees_the_logprobs_again_where_it_asked_for_them():
+    tokens = (TokenText("he", -0.5), TokenText("llo", -0.25))
+    async with open_gate(
+        Answers(lambda call: msgspec.structs.replace(said("hello", sampled=(1, 2)), tokens=tokens))
+    ) as gate:
+        session = await gate.open_session("r1")
+        for body in (chat(logprobs=True), chat()):
+            first, again = [
+                (await ask(gate, "POST", CHAT, key=session.key, body=body, headers={"x-stainless-retry-count": n})).json
+                for n in ("0", "1")
+            ]
+            assert first["choices"] == again["choices"]
+            assert bool(first["choices"][0]["logprobs"]) is ("logprobs" in body)
+        assert len(gate.policy.asked) == 2
 
 
 async def test_a_marked_retry_joins_a_turn_that_still_has_its_first_reader():

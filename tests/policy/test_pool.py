@@ -164,6 +164,21 @@ async def test_silence_ends_at_the_deadline(speaking):
     assert late.value.status == 504
 
 
+async def test_each_of_several_requests_ends_at_its_own_deadline(speaking):
+    """They share a timer: one that is due before it moves it, one that is due later outlives it."""
+    url, seen = await speaking(*[b"HTTP/1.1 200 OK\r\n"] * 4)
+    pool = HttpPool(connect_s=10.0, idle_s=4.0, max_body=1024)
+    patient = asyncio.create_task(pool.exchange("POST", url, b"{}", {}, 60.0))
+    async with asyncio.timeout(30.0):
+        late = await asyncio.gather(
+            *(pool.exchange("POST", url, b"{}", {}, total) for total in (0.3, 0.1)), return_exceptions=True
+        )
+    assert [type(error) for error in late] == [TimeoutError, TimeoutError] and not patient.done()
+    patient.cancel()
+    await asyncio.gather(patient, return_exceptions=True)
+    await pool.aclose()
+
+
 async def test_bytes_after_an_answer_never_become_the_next_one(speaking):
     """Response splitting: what a server says unasked is not kept for the next request."""
     url, seen = await speaking(whole(b"1") + whole(b"poison"), whole(b"2"))

@@ -461,3 +461,39 @@ def test_a_turn_of_an_agent_takes_little_memory_whatever_its_history():
     finally:
         tracemalloc.stop()
     assert held / 20 < 20_000
+
+
+def _other(text):
+    return Message("user", (Text(text),))
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        pytest.param(call("c3", _other("new")), reply("x", [9, 9], [8]), id="plain"),
+        pytest.param(call("c3", _other("new"), raw=b"failed"), reply("x", [9, 9], [8]), id="failed before"),
+        pytest.param(call("c3", _other("new")), reply("x", [1, 2, 3, 4, 5, 6], [8]), id="tokens of the first turn"),
+        pytest.param(
+            call("c3", _other("new"), asks(("z", "{}")), result("z")),
+            reply("x", [9, 7, 6], [8]),
+            id="before its parent",
+        ),
+        pytest.param(
+            call("c3", _other("new")),
+            reply("x", [9, 9], [8], break_reason="bridge_unproven"),
+            id="the policy knows why",
+        ),
+        pytest.param(call("c3", _other("new"), tools=()), reply("x"), id="no tokens"),
+        pytest.param(call("c3", _other("So: " + "so on, " * 40)), reply("x", [9, 9], [8]), id="quotes the answer"),
+        pytest.param(call("c3", _other("new"), kind="subagent"), reply("x", [9, 9], [8]), id="subagent"),
+    ],
+)
+def test_a_call_that_begins_anew_is_placed_as_if_it_had_not_been_matched_before(request_, answer):
+    placed = []
+    for matched in (False, True):
+        t = first_turn(asks(("a", "{}"), text="so on, " * 40))
+        t.add(call("c2", _other("lost"), raw=b"failed"), None, error="502")
+        added = t.add(request_, answer, match=t.match(request_) if matched else None)
+        t.add(call("c4", _other("new")), reply(asks(("z", "{}")), [9], [7]))  # the parent of one of them, late
+        placed.append((added, t.records, t.nodes))
+    assert placed[0] == placed[1]

@@ -1,7 +1,7 @@
 """The egress proxy of one sandbox: every connection out of it is asked for here, by a proxy's request or by a name's own address.
 
     proxy port    CONNECT, and plain requests with a whole URL, as `HTTP_PROXY` makes programs do
-    DNS           allowed names are addresses of the sandbox's loopback; whoever connects there is carried to the name's host
+    DNS           allowed names are addresses of the sandbox's loopback; a connection there is carried to the name's host
 
 Refusals are told one by one, up to a number; then they are counted.
 """
@@ -111,7 +111,7 @@ class EgressProxy:
             self._keep(work())
 
     def serve_host(self, listener: Listener, host: str, port: int) -> asyncio.Task[None]:
-        """Whoever connects to `listener` means this host and port."""
+        """A connection to `listener` means this host and port."""
         return self._keep(self._accept(listener, lambda stream: self._carry_unasked(stream, host, port)))
 
     async def answer_question(self, question: bytes) -> bytes | None:
