@@ -61,11 +61,20 @@ class CommitCall:
     """Keep one call with the nodes and bodies it added. Raises `SessionClosed` once its session is closed; a session whose
     claim was taken over is closed."""
 
-    __slots__ = ("_blobs", "_nodes", "_rows", "record")
+    __slots__ = ("_blobs", "_nodes", "_repeated", "_rows", "record")
 
     def __init__(self, record: CallRecord, nodes: Sequence[Node], blobs: Mapping[bytes, Blob]) -> None:
         self.record, self._nodes, self._blobs = record, nodes, blobs
         self._rows: CallRows | None = None
+        self._repeated = False
+
+    def repeat(self) -> CommitCall:
+        """Once more: nothing where it is kept already."""
+        self._repeated = True
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SentCall, (*self.prepare(), self._repeated)
 
     def prepare(self) -> CallRows:
         """Packed and encoded, once."""
@@ -81,20 +90,53 @@ class CommitCall:
         return min(GATHER_SHARE * took, MOST_GATHER_S)
 
     def __call__(self, connection: Connection) -> None:
-        (refusal,) = self.together(connection, [self])
+        (refusal,) = commit_rows(connection, [self.prepare()])
         if refusal is not None:
             raise refusal
 
     @staticmethod
     def together(connection: Connection, works: Sequence[CommitCall]) -> list[SessionClosed | None]:
-        """Several, with one statement for each table: a statement costs more than the row it writes. The calls of closed
-        sessions are refused, each with its own error."""
-        closed = _find_closed(connection, {work.record.rollout_id for work in works})
-        kept = [work.prepare() for work in works if work.record.rollout_id not in closed]
-        put_rows(connection, [row for rows in kept for row in rows.blobs])
-        _put_nodes.rows(connection, [row for rows in kept for row in rows.nodes])
-        _put_calls.rows(connection, [rows.call for rows in kept])
-        return [_refusal(work.record.rollout_id) if work.record.rollout_id in closed else None for work in works]
+        return commit_rows(connection, [work.prepare() for work in works])
+
+
+class SentCall:
+    """A `CommitCall` as it reaches the process that writes."""
+
+    __slots__ = ("repeated", "rows")
+
+    def __init__(
+        self, call: tuple[Any, ...], nodes: list[tuple[Any, ...]], blobs: list[tuple[Any, ...]], repeated: bool
+    ) -> None:
+        self.rows, self.repeated = CallRows(call, nodes, blobs), repeated
+
+    def __call__(self, connection: Connection) -> None:
+        (refusal,) = self.together(connection, [self])
+        if refusal is not None:
+            raise refusal
+
+    @staticmethod
+    def together(connection: Connection, works: Sequence[SentCall]) -> list[SessionClosed | None]:
+        kept = {work for work in works if work.repeated and _is_kept(connection, work.rows)}
+        refusals = iter(commit_rows(connection, [work.rows for work in works if work not in kept]))
+        return [None if work in kept else next(refusals) for work in works]
+
+
+def commit_rows(connection: Connection, new: Sequence[CallRows]) -> list[SessionClosed | None]:
+    """Several calls, with one statement for each table: a statement costs more than the row it writes. The calls of closed
+    sessions are refused, each with its own error."""
+    closed = _find_closed(connection, {rows.call[0] for rows in new})
+    kept = [rows for rows in new if rows.call[0] not in closed] if closed else new
+    put_rows(connection, [row for rows in kept for row in rows.blobs])
+    _put_nodes.rows(connection, [row for rows in kept for row in rows.nodes])
+    _put_calls.rows(connection, [rows.call for rows in kept])
+    return [_refusal(rows.call[0]) if rows.call[0] in closed else None for rows in new]
+
+
+def _is_kept(connection: Connection, rows: CallRows) -> bool:
+    """All rows of a call are written in one transaction."""
+    rollout_id, seq, call_id, *_ = rows.call
+    found = select(calls.c.id).where((calls.c.rollout_id == rollout_id) & (calls.c.seq == seq))
+    return connection.execute(found).scalar() == call_id
 
 
 def _refusal(rollout_id: str) -> SessionClosed:
