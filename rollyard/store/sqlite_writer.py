@@ -27,6 +27,7 @@ from rollyard.store.database import Work
 
 Synchronous = Literal["normal", "full"]
 
+CHECKPOINT_PAGES = 2000  # of the write-ahead log, until a transaction brings them into the file
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.00005, 0.001  # between two tries for the lock that another process has
 
 
@@ -34,11 +35,17 @@ class SQLiteWriter:
     """Of one thread: the one that calls `run` and `close`. `set_up` makes the tables of a file that is not there yet, and is
     None when that is done."""
 
-    def __init__(self, path: Path, synchronous: Synchronous = "normal", set_up: Work[Any] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        synchronous: Synchronous = "normal",
+        set_up: Work[Any] | None = None,
+        checkpoint_pages: int = CHECKPOINT_PAGES,
+    ) -> None:
         self.set_up = set_up
         self._where, self._path = str(path), path.absolute()
         self._engine = create_engine("sqlite://", creator=sqlite_file.connect(path), poolclass=NullPool)
-        event.listen(self._engine, "connect", _prepare_connection(synchronous))
+        event.listen(self._engine, "connect", _prepare_connection(synchronous, checkpoint_pages))
         self._connection: Connection | None = None
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
@@ -140,7 +147,7 @@ def _run_works(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
     return results
 
 
-def _prepare_connection(synchronous: Synchronous) -> Callable[[Any, Any], None]:
+def _prepare_connection(synchronous: Synchronous, checkpoint_pages: int) -> Callable[[Any, Any], None]:
     def prepare(raw: Any, _: Any) -> None:
         raw.isolation_level = None  # transactions are begun by hand
         for pragma in (
@@ -148,7 +155,7 @@ def _prepare_connection(synchronous: Synchronous) -> Callable[[Any, Any], None]:
             f"synchronous={synchronous.upper()}",
             f"busy_timeout={sqlite_file.BUSY_MS}",
             "cache_size=-16000",
-            "wal_autocheckpoint=2000",
+            f"wal_autocheckpoint={checkpoint_pages}",
             "busy_timeout=0",  # from here on `_begin` waits
         ):
             raw.execute(f"PRAGMA {pragma}").fetchall()

@@ -70,6 +70,7 @@ class WriterLink:
     def take(self, batch: Batch) -> None:
         packed = _pack(batch)
         if not batch.works:
+            batch.resolve([])
             return
         self._unanswered.append(batch)
         if self._transport is not None:
@@ -91,11 +92,13 @@ class WriterLink:
             self._connecting = asyncio.get_running_loop().create_task(self._open())
 
     async def _open(self) -> None:
+        loop = asyncio.get_running_loop()
         try:
-            ours = await self._send_end()
-            transport, _ = await asyncio.get_running_loop().create_unix_connection(
-                lambda: Frames(self._answer, self._lose), sock=ours
-            )
+            while self._transport is None:
+                ours = await self._send_end()
+                transport, _ = await loop.create_unix_connection(lambda: Frames(self._answer, self._lose), sock=ours)
+                if not transport.is_closing():  # it may have died already
+                    self._transport = transport
         except OSError as error:
             failed = StoreError(f"the process that writes to the store {self._where} cannot be reached: {error}")
             while self._unanswered:
@@ -104,9 +107,8 @@ class WriterLink:
             return
         finally:
             self._connecting = None
-        self._transport = transport
         for batch in self._unanswered:
-            transport.write(_pack(batch))
+            self._transport.write(_pack(batch))
 
     async def _send_end(self) -> socket.socket:
         """This process's end of a new pair; the other waits in the inbox."""

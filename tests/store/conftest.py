@@ -3,7 +3,8 @@ server."""
 
 import asyncio
 import socket
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
 
 import pytest
 
@@ -26,16 +27,19 @@ async def sent_to_a_writer(path):
         await serving
 
 
-@pytest.fixture(params=["sqlite", "sqlite, sent", "postgres"])
-async def open_store(request, tmp_path):
+@pytest.fixture(params=["sqlite", "sent", "postgres"])
+def where(request, tmp_path):
+    """A store's place, and whether what is written is sent to a writer."""
+    place = request.getfixturevalue("postgres_url") if request.param == "postgres" else tmp_path / "runs.db"
+    return place, request.param == "sent"
+
+
+@pytest.fixture
+async def open_store(where):
     """Opens it, with the options of `Store.open`."""
-    if request.param == "postgres":
-        yield lambda **options: Store.open(request.getfixturevalue("postgres_url"), **options)
-    elif request.param == "sqlite":
-        yield lambda **options: Store.open(tmp_path / "runs.db", **options)
-    else:
-        async with sent_to_a_writer(tmp_path / "runs.db") as writer:
-            yield lambda **options: Store.open(tmp_path / "runs.db", writer=writer, **options)
+    place, sent = where
+    async with sent_to_a_writer(place) if sent else nullcontext() as writer:
+        yield partial(Store.open, place, writer=writer)
 
 
 @pytest.fixture
