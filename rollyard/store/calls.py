@@ -99,15 +99,13 @@ class CommitCall:
         return commit_rows(connection, [work.prepare() for work in works])
 
 
-class SentCall:
+class SentCall(NamedTuple):
     """A `CommitCall` as it reaches the process that writes."""
 
-    __slots__ = ("repeated", "rows")
-
-    def __init__(
-        self, call: tuple[Any, ...], nodes: list[tuple[Any, ...]], blobs: list[tuple[Any, ...]], repeated: bool
-    ) -> None:
-        self.rows, self.repeated = CallRows(call, nodes, blobs), repeated
+    call: tuple[Any, ...]
+    nodes: list[tuple[Any, ...]]
+    blobs: list[tuple[Any, ...]]
+    repeated: bool
 
     def __call__(self, connection: Connection) -> None:
         (refusal,) = self.together(connection, [self])
@@ -116,12 +114,14 @@ class SentCall:
 
     @staticmethod
     def together(connection: Connection, works: Sequence[SentCall]) -> list[SessionClosed | None]:
-        kept = {work for work in works if work.repeated and _is_kept(connection, work.rows)}
-        refusals = iter(commit_rows(connection, [work.rows for work in works if work not in kept]))
-        return [None if work in kept else next(refusals) for work in works]
+        kept = [work.repeated and _is_kept(connection, work.call) for work in works]
+        if not any(kept):
+            return commit_rows(connection, works)
+        new = iter(commit_rows(connection, [work for work, there in zip(works, kept, strict=True) if not there]))
+        return [None if there else next(new) for there in kept]
 
 
-def commit_rows(connection: Connection, new: Sequence[CallRows]) -> list[SessionClosed | None]:
+def commit_rows(connection: Connection, new: Sequence[CallRows | SentCall]) -> list[SessionClosed | None]:
     """Several calls, with one statement for each table: a statement costs more than the row it writes. The calls of closed
     sessions are refused, each with its own error."""
     closed = _find_closed(connection, {rows.call[0] for rows in new})
@@ -129,12 +129,14 @@ def commit_rows(connection: Connection, new: Sequence[CallRows]) -> list[Session
     put_rows(connection, [row for rows in kept for row in rows.blobs])
     _put_nodes.rows(connection, [row for rows in kept for row in rows.nodes])
     _put_calls.rows(connection, [rows.call for rows in kept])
+    if not closed:
+        return [None] * len(new)
     return [_refusal(rows.call[0]) if rows.call[0] in closed else None for rows in new]
 
 
-def _is_kept(connection: Connection, rows: CallRows) -> bool:
-    """All rows of a call are written in one transaction."""
-    rollout_id, seq, call_id, *_ = rows.call
+def _is_kept(connection: Connection, call: tuple[Any, ...]) -> bool:
+    """With all of its rows, which are written in one transaction."""
+    rollout_id, seq, call_id, *_ = call
     found = select(calls.c.id).where((calls.c.rollout_id == rollout_id) & (calls.c.seq == seq))
     return connection.execute(found).scalar() == call_id
 
