@@ -23,6 +23,7 @@ from rollyard.store.database import Put
 from rollyard.store.schema import calls, nodes, sessions
 
 GATHER_SHARE, MOST_GATHER_S = 0.03, 0.02  # of a call's own time, and in seconds
+LARGE = 128 * 1024  # bytes of bodies
 _CALL_COLUMNS = tuple(column.name for column in calls.columns)
 _NODE_COLUMNS = tuple(column.name for column in nodes.columns)
 _put_calls = Put(calls, _CALL_COLUMNS, there="fail")
@@ -82,6 +83,11 @@ class CommitCall:
             nodes = [_node_row(self.record.rollout_id, node) for node in self._nodes]
             self._rows = CallRows(_call_row(self.record), nodes, encode_blobs(self._blobs))
         return self._rows
+
+    @property
+    def large(self) -> bool:
+        """Compressing it takes a while."""
+        return sum(len(body) for body in self._blobs.values() if isinstance(body, bytes)) >= LARGE
 
     @property
     def gather_s(self) -> float:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +22,7 @@ from sqlalchemy.pool import NullPool
 
 from rollyard.core.errors import Error, StoreError
 from rollyard.store import sqlite_file
-from rollyard.store.database import Work
+from rollyard.store.database import Work, prepare
 
 Synchronous = Literal["normal", "full"]
 
@@ -53,7 +52,7 @@ class SQLiteWriter:
         of its own, so that only the failing ones fail."""
         try:
             self._connection = connection = self._connection or self._open()
-            _prepare(works)
+            prepare(works)
         except Exception as error:  # noqa: BLE001 - handed to every caller, and tried anew for the next
             return [self._explain(error) for _ in works]
         try:
@@ -98,14 +97,6 @@ class SQLiteWriter:
         return wrapped
 
 
-def _prepare(works: Sequence[Work[Any]]) -> None:
-    """What needs no lock on the file is done before there is one."""
-    for work in works:
-        if (prepare := getattr(work, "prepare", None)) is not None:
-            with suppress(Exception):  # it comes again in the transaction, and goes to its caller
-                prepare()
-
-
 def _transaction(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
     driver: Any = connection.connection.driver_connection
     _begin(driver)
@@ -148,7 +139,7 @@ def _run_works(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
 
 
 def _prepare_connection(synchronous: Synchronous, checkpoint_pages: int) -> Callable[[Any, Any], None]:
-    def prepare(raw: Any, _: Any) -> None:
+    def set_pragmas(raw: Any, _: Any) -> None:
         raw.isolation_level = None  # transactions are begun by hand
         for pragma in (
             "journal_mode=WAL",
@@ -160,4 +151,4 @@ def _prepare_connection(synchronous: Synchronous, checkpoint_pages: int) -> Call
         ):
             raw.execute(f"PRAGMA {pragma}").fetchall()
 
-    return prepare
+    return set_pragmas

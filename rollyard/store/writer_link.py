@@ -20,7 +20,7 @@ from typing import Any
 
 from rollyard.core.errors import Error, StoreError
 from rollyard.store.batches import DEADLINE_S, Batch, Waiting
-from rollyard.store.database import Work
+from rollyard.store.database import Work, prepare
 
 AGAIN_S = 0.01  # between two attempts to reach an inbox that is full
 LABEL = b"writes"
@@ -66,8 +66,22 @@ class WriterLink:
         self._transport: asyncio.WriteTransport | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._unanswered: deque[Batch] = deque()
+        self._preparing: set[asyncio.Task[None]] = set()
 
     def take(self, batch: Batch) -> None:
+        if any(getattr(waiting.work, "large", False) for waiting in batch.works):
+            task = asyncio.get_running_loop().create_task(self._take_later(batch))
+            self._preparing.add(task)
+            task.add_done_callback(self._preparing.discard)
+        else:
+            self._send(batch)
+
+    async def _take_later(self, batch: Batch) -> None:
+        """Others may go first: each caller waits for its own alone."""
+        await asyncio.to_thread(prepare, [waiting.work for waiting in batch.works])
+        self._send(batch)
+
+    def _send(self, batch: Batch) -> None:
         packed = _pack(batch)
         if not batch.works:
             batch.resolve([])
@@ -79,6 +93,8 @@ class WriterLink:
             self._connect()
 
     async def aclose(self) -> None:
+        if self._preparing:
+            await asyncio.wait(self._preparing)
         waiting = [waiting.future for batch in self._unanswered for waiting in batch.works]
         if waiting:
             await asyncio.wait(waiting, timeout=DEADLINE_S)

@@ -10,6 +10,7 @@ import random
 import signal
 import socket
 import struct
+import threading
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -244,6 +245,30 @@ def _divide(connection) -> None:
     raise ZeroDivisionError("division by zero")
 
 
+class Large:
+    """A work that takes a while to encode."""
+
+    large, prepared_by = True, ""
+
+    def prepare(self) -> None:
+        self.prepared_by = self.prepared_by or threading.current_thread().name
+
+    def __call__(self, connection) -> str:
+        return self.prepared_by
+
+
+async def test_what_takes_long_to_encode_does_not_stop_the_loop(tmp_path):
+    async with (
+        sent_to_a_writer(tmp_path / "runs.db") as writer,
+        Store.open(tmp_path / "runs.db", writer=writer) as store,
+    ):
+        assert await store.database.write(Large()) != threading.current_thread().name
+        body = b"0123456789" * 200_000
+        record, nodes, _ = a_call(Trajectory("r"), 0)
+        await store.commit(record, nodes, {b"d" * 32: body})
+        assert await store.load_blob(b"d" * 32) == body
+
+
 async def test_without_a_program_around_it_a_link_fails_at_once(tmp_path):
     with Inbox(tmp_path / "runs.db") as here:
         here.inbox.close()
@@ -307,3 +332,14 @@ def fork_writer(here: Inbox) -> int:
         finally:
             os._exit(1)
     return pid
+
+
+async def test_what_is_written_reaches_the_file_while_the_writer_runs(tmp_path):
+    """The log would be as long as all that was ever written."""
+    path = tmp_path / "runs.db"
+    async with sent_to_a_writer(path) as writer, Store.open(path, writer=writer) as store:
+        for _ in range(8):
+            await store.put_blob(os.urandom(2**19))
+        async with asyncio.timeout(60):
+            while path.stat().st_size < 2**22:
+                await asyncio.sleep(0.02)
