@@ -30,7 +30,7 @@ _LENGTH = struct.Struct("<Q")
 class Frames(asyncio.Protocol):
     """Pickled values with their length before them. Only processes that one program started are at its ends."""
 
-    def __init__(self, take: Callable[[Any], None], lost: Callable[[], None]) -> None:
+    def __init__(self, take: Callable[[Any], None], lost: Callable[[Frames], None]) -> None:
         self._take, self._lost = take, lost
         self._read = bytearray()
 
@@ -40,7 +40,7 @@ class Frames(asyncio.Protocol):
             self._take(value)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._lost()
+        self._lost(self)
 
     def _complete(self) -> Iterator[Any]:
         while len(self._read) >= _LENGTH.size:
@@ -64,6 +64,7 @@ class WriterLink:
         self.set_up: Work[Any] | None = None
         self._inbox, self._where = inbox, where
         self._transport: asyncio.WriteTransport | None = None
+        self._frames: Frames | None = None  # what comes on it
         self._connecting: asyncio.Task[None] | None = None
         self._unanswered: deque[Batch] = deque()
         self._preparing: set[asyncio.Task[None]] = set()
@@ -112,9 +113,11 @@ class WriterLink:
         try:
             while self._transport is None:
                 ours = await self._send_end()
-                transport, _ = await loop.create_unix_connection(lambda: Frames(self._answer, self._lose), sock=ours)
-                if not transport.is_closing():  # it may have died already
-                    self._transport = transport
+                transport, frames = await loop.create_unix_connection(
+                    lambda: Frames(self._answer, self._lose), sock=ours
+                )
+                if not transport.is_closing():  # else the other process died meanwhile
+                    self._transport, self._frames = transport, frames
         except OSError as error:
             failed = StoreError(f"the process that writes to the store {self._where} cannot be reached: {error}")
             while self._unanswered:
@@ -145,8 +148,10 @@ class WriterLink:
         self.set_up = None  # the other process makes the tables before it writes anything
         self._unanswered.popleft().resolve(results)
 
-    def _lose(self) -> None:
-        self._transport = None
+    def _lose(self, frames: Frames) -> None:
+        if frames is not self._frames:
+            return  # nothing was sent on it
+        self._transport = self._frames = None
         lost, self._unanswered = self._unanswered, deque()
         for batch in lost:
             batch.works = list(self._repeat(batch.works))

@@ -51,7 +51,7 @@ async def serve_writes(path: Path, inbox: socket.socket, stop: asyncio.Event, re
 class WritingService:
     def __init__(self, writer: SQLiteWriter, checkpoints: Checkpoints) -> None:
         self._writer, self._checkpoints = writer, checkpoints
-        self._clients: set[_Client] = set()
+        self._clients: set[Frames] = set()
         self._alone = asyncio.Event()
         self._alone.set()
         self._waiting: list[tuple[_Client, list[Work[Any]]]] = []
@@ -78,7 +78,7 @@ class WritingService:
             asyncio.get_running_loop().call_soon(self._write)
         self._waiting.append((client, works))
 
-    def leave(self, client: _Client) -> None:
+    def leave(self, client: Frames) -> None:
         self._clients.discard(client)
         if not self._clients:
             self._alone.set()
@@ -139,7 +139,7 @@ class Checkpoints:
 
 class _Client(Frames):
     def __init__(self, service: WritingService) -> None:
-        super().__init__(partial(service.take, self), partial(service.leave, self))
+        super().__init__(partial(service.take, self), service.leave)
         self._transport: asyncio.WriteTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
