@@ -10,13 +10,14 @@ import random
 import signal
 import socket
 import struct
+import subprocess
+import sys
 import threading
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import pytest
-import uvloop
 from sqlalchemy import text
 
 from rollyard.core.call import Call, Reply
@@ -306,33 +307,49 @@ async def test_calls_of_several_clients_survive_a_writer_that_is_killed_again_an
                 written[name] += 1
 
         names = [["r0", "r1", "r2"], ["r3", "r4", "r5"]]
-        pid = fork_writer(here)
-        clients = [asyncio.create_task(client()) for _ in range(2)]
-        for _ in range(12):
-            before = sum(written.values())
-            while sum(written.values()) < before + 40:
-                assert not any(one.done() for one in clients), [one.exception() for one in clients if one.done()]
-                await asyncio.sleep(0.005)
-            await asyncio.sleep(random.random() / 100)
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            pid = fork_writer(here)
-        over.set()
-        await asyncio.gather(*clients)
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+        with Services(here) as services:
+            pid = services.start()
+            clients = [asyncio.create_task(client()) for _ in range(2)]
+            for _ in range(12):
+                before = sum(written.values())
+                while sum(written.values()) < before + 40:
+                    assert not any(one.done() for one in clients), [one.exception() for one in clients if one.done()]
+                    await asyncio.sleep(0.005)
+                await asyncio.sleep(random.random() / 100)
+                os.kill(pid, signal.SIGKILL)
+                pid = services.start()
+            over.set()
+            await asyncio.gather(*clients)
     for name, count in written.items():
         assert await kept(path, name) == [f"{name}-{n}" for n in range(count)]
 
 
-def fork_writer(here: Inbox) -> int:
-    pid = os.fork()
-    if pid == 0:
-        try:
-            uvloop.run(here.serve())
-        finally:
-            os._exit(1)
-    return pid
+class Services:
+    """Processes that write, one at a time."""
+
+    def __init__(self, here: Inbox) -> None:
+        here.inbox.setblocking(False)
+        number = here.inbox.fileno()
+        command = [sys.executable, str(Path(__file__).with_name("killed_service.py")), str(number)]
+        pipe = subprocess.PIPE
+        self._path = here.path
+        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, pass_fds=[number])
+
+    def start(self) -> int:
+        """After the last one was killed."""
+        self._process.stdin.write(f"{self._path}\n".encode())
+        self._process.stdin.flush()
+        self._last = int(self._process.stdout.readline())
+        return self._last
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._process.stdin.close()
+        os.kill(self._last, signal.SIGKILL)
+        self._process.wait(60)
+        self._process.stdout.close()
 
 
 async def test_what_is_written_reaches_the_file_while_the_writer_runs(tmp_path):
