@@ -1,8 +1,9 @@
 """Calls a second over the number of a gate's processes: `python -m bench.gate --processes 1,2,4,8`.
 
-Several processes make the calls and several are the model server, so that the gate is what is measured; how busy the busiest
-of either was is shown beside it (near 100 % it was the limit, not the gate). Each count gets a gate and a store of its own;
-rounds over all counts are repeated, and the best of each is shown.
+Several processes make the calls and several are the model server, so that the gate is what is measured: the first line is what
+they reach without a gate, and how busy the busiest of either was is shown beside each figure (near 100 % it was the limit, not
+the gate). `writer` is how busy the process was that writes to the store for all. Each count gets a gate and a store of its
+own; rounds over all counts are repeated, and the best of each is shown.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import uvloop
 
 from bench.figures import note
 from bench.gate import CASES, END, Target, body_of
-from bench.load import connect, cpu_s, request
+from bench.load import connect, cpu_s, request, tree
 
 LOADS, SERVERS = 4, 4  # processes that call, and that answer
-CONNECTIONS, SESSIONS = 64, 128  # of each process that calls; of the gate
+CONNECTIONS, SESSIONS = 128, 256  # of each process that calls; of the gate
 WARM_S = 1.0
 SHOWN = {"A": "short chat", "B": "chat stream", "T": "chat, the server thinks"}
 EFFICIENT = 0.8  # calls/s of n processes over n times those of one
@@ -34,7 +35,8 @@ class Measured(NamedTuple):
     rate: float
     cpu_ms: float  # of the gate, per call
     cores: float  # that the gate used
-    load: float  # the share of a core that the busiest calling process used
+    writer: float  # the share of a core that the process used that writes for all
+    load: float  # and the busiest one that called
     server: float
     bad: int
 
@@ -112,29 +114,41 @@ def measure(processes: int, case: str, seconds: float, servers: Sequence[Target]
         command += ["--upstream", f"http://127.0.0.1:{servers[0].port}/v1", "--store", f"{scratch}/calls.db"]
         gate = Target("rollyard", [*command, "--processes", str(processes)], env={"XDG_STATE_HOME": scratch})
         gate.start()
-        loads: list[LoadProcess] = []
         try:
-            keys = uvloop.run(open_sessions(gate))
-            order = {"port": gate.port, "case": case, "seconds": seconds}
-            for index in range(LOADS):
-                loads.append(LoadProcess({**order, "keys": keys[index::LOADS], "first": 100_000 + index * 200_000}))
-            for load in loads:
-                load.hear()
-            pids = [gate.pid, *(load.pid for load in loads), *(server.pid for server in servers)]
-            before = [cpu_s(pid) for pid in pids if pid is not None]
-            began = time.perf_counter()
-            for load in loads:
-                load.tell({})
-            found = [load.hear() for load in loads]
-            wall = time.perf_counter() - began
-            used = [cpu_s(pid) - at for pid, at in zip([pid for pid in pids if pid], before, strict=True)]
+            return call(gate, uvloop.run(open_sessions(gate)), case, seconds, servers)
         finally:
-            for load in loads:
-                load.end()
             gate.stop()
-    calls = max(1, sum(each["calls"] for each in found))
-    busiest = max(used[1 : 1 + LOADS]) / wall, max(used[1 + LOADS :]) / wall
-    return Measured(calls / wall, used[0] * 1000 / calls, used[0] / wall, *busiest, sum(each["bad"] for each in found))
+
+
+def call(target: Target, keys: list[str], case: str, seconds: float, servers: Sequence[Target]) -> Measured:
+    loads: list[LoadProcess] = []
+    try:
+        order = {"port": target.port, "case": case, "seconds": seconds}
+        for index in range(LOADS):
+            loads.append(LoadProcess({**order, "keys": keys[index::LOADS], "first": 100_000 + index * 200_000}))
+        for load in loads:
+            load.hear()
+        pids = [target.pid, writer_of(target.pid), *(load.pid for load in loads), *(server.pid for server in servers)]
+        before = [cpu_s(pid) for pid in pids]
+        began = time.perf_counter()
+        for load in loads:
+            load.tell({})
+        found = [load.hear() for load in loads]
+        wall = time.perf_counter() - began
+        used = [cpu_s(pid) - at for pid, at in zip(pids, before, strict=True)]
+    finally:
+        for load in loads:
+            load.end()
+    calls, bad = (sum(each[name] for each in found) for name in ("calls", "bad"))
+    gate, writer, *others = used
+    busiest = max(others[:LOADS]) / wall, max(others[LOADS:]) / wall
+    return Measured(calls / wall, gate * 1000 / max(1, calls), gate / wall, writer / wall, *busiest, bad)
+
+
+def writer_of(pid: int | None) -> int | None:
+    """The process below a gate's that writes to the store, where one does that alone."""
+    found = [one for one in tree(pid) if Path(f"/proc/{one}/comm").read_text() == "rollyard-writer\n"] if pid else []
+    return found[0] if found else None
 
 
 def run(counts: Sequence[int], *, quick: bool) -> int:
@@ -148,11 +162,12 @@ def run(counts: Sequence[int], *, quick: bool) -> int:
             servers.append(Target("model server", [*command, str(servers[0].port)]))
             servers[-1].start()
         for case, words in SHOWN.items():
+            direct = call(Target("direct", None, servers[0].port), ["none"] * LOADS, case, seconds, servers)
             found: dict[int, list[Measured]] = {count: [] for count in counts}
             for _ in range(rounds):
                 for count in counts:
                     found[count].append(measure(count, case, seconds, servers))
-            good &= _show(words, {count: max(each) for count, each in found.items()}, limited=case != "T")
+            good &= _show(words, {0: direct} | {count: max(each) for count, each in found.items()}, limited=case != "T")
     finally:
         for server in servers:
             server.stop()
@@ -161,16 +176,16 @@ def run(counts: Sequence[int], *, quick: bool) -> int:
 
 def _show(words: str, best: dict[int, Measured], *, limited: bool) -> bool:
     """`limited`: by the gate, so that calls a second are its own."""
-    print(
-        f"\n{words}\n{'processes':>9}{'calls/s':>10}{'CPU ms':>9}{'cores':>8}{'efficiency':>12}{'load':>8}{'server':>8}"
-    )
+    heads = ("processes", "calls/s", "CPU ms", "cores", "efficiency", "writer", "load", "server")
+    print(f"\n{words}\n" + "".join(f"{head:>12}" for head in heads))
+    direct = best.pop(0)
     first = min(best)
     efficiency = {count: at.rate / best[first].rate * first / count for count, at in best.items()}
-    for count, at in best.items():
-        shown = f"{efficiency[count]:12.2f}" if limited else f"{'':12}"
+    for count, at in ({0: direct} | best).items():
+        shown = f"{efficiency[count]:12.2f}" if limited and count else f"{'':12}"
         bad = f"   BAD {at.bad}" if at.bad else ""
-        busy = f"{at.load:8.0%}{at.server:8.0%}{bad}"
-        print(f"{count:9}{at.rate:10.0f}{at.cpu_ms:9.3f}{at.cores:8.2f}{shown}{busy}", flush=True)
+        busy = f"{at.writer:12.0%}{at.load:12.0%}{at.server:12.0%}{bad}"
+        print(f"{count or 'direct':>12}{at.rate:12.0f}{at.cpu_ms:12.3f}{at.cores:12.2f}{shown}{busy}", flush=True)
     if limited and len(best) > 1:
         last = max(best)
         note(f"{words}: efficiency of {last} processes", efficiency[last], EFFICIENT, "goal")

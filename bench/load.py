@@ -86,9 +86,9 @@ def tree(pid: int) -> list[int]:
     return found
 
 
-def cpu_s(pid: int) -> float:
+def cpu_s(pid: int | None) -> float:
     total = 0
-    for each in tree(pid):
+    for each in tree(pid) if pid else ():
         try:
             for task in Path(f"/proc/{each}/task").iterdir():
                 total += int((task / "schedstat").read_text().split()[0])
@@ -116,13 +116,13 @@ class Window:
         self.bad = 0
 
     def __enter__(self) -> Window:
-        self.cpu = cpu_s(self.pid) if self.pid else 0.0
+        self.cpu = cpu_s(self.pid)
         self.start = time.perf_counter()
         return self
 
     def __exit__(self, *_) -> None:
         self.wall = time.perf_counter() - self.start
-        self.cpu = (cpu_s(self.pid) - self.cpu) if self.pid else 0.0
+        self.cpu = cpu_s(self.pid) - self.cpu
 
     @property
     def cpu_ms(self) -> float:

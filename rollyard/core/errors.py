@@ -53,7 +53,7 @@ text), and what the user can do next (`hint`). Values that could hold a secret a
 from __future__ import annotations
 
 import errno
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from rollyard.core.rollout import Rollout
@@ -76,6 +76,14 @@ class Error(Exception):
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled as it is, whatever its class is made from."""
+        return _make_again, (type(self), self.args), self.__dict__
+
+
+def _make_again(kind: type[Error], args: tuple[Any, ...]) -> Error:
+    return kind.__new__(kind, *args)
 
 
 class ConfigError(Error):

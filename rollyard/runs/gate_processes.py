@@ -3,6 +3,8 @@
 The supervisor answers nothing and opens neither policy nor store. It has what must outlive each process: the listening sockets,
 so that no connection is refused, and the inboxes, so that nothing that was sent to a process is lost with it. The processes are
 forks of it and share its memory until they change it. They end when it ends, however it does.
+
+One more process writes to the store for all of them. It starts first and ends last.
 """
 
 from __future__ import annotations
@@ -36,55 +38,67 @@ class GateGaveUp(Error):
 
 
 class _Living(NamedTuple):
-    number: int  # its place among the processes
+    number: int  # its place among the processes; the one past them is the writer's
     began: float
     told: int | None  # the end of a pipe on which it says how its start went; None once that was read
 
 
 class Start(NamedTuple):
-    """What a process is started with. It calls `ready` once it serves, and ends when `orphaned` can be read."""
+    """What a process is started with: its place in the gate, and where links to the one that writes are sent. It calls `ready`
+    once it serves, and ends when `orphaned` can be read."""
 
     process: GateProcess
+    writer: socket.socket
+    ready: Callable[[], None]
+    orphaned: int
+
+
+class WriterStart(NamedTuple):
+    """What the process that writes is started with: where links to it arrive, and as above."""
+
+    inbox: socket.socket
     ready: Callable[[], None]
     orphaned: int
 
 
 class GateSupervisor:
-    """`serve` is what each process does, from its start to its end."""
+    """`serve` is what each process does, from its start to its end, and `write` what the one does that writes for them."""
 
     def __init__(
         self,
         count: int,
         serve: Callable[[Start], None],
+        write: Callable[[WriterStart], None],
         *,
         listener: socket.socket,
         unix_listener: socket.socket | None,
     ) -> None:
-        self._serve = serve
+        self._serve, self._write = serve, write
         self._listener, self._unix_listener = listener, unix_listener
-        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
+        self._writer = count
+        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count + 1)]
         for pair in pairs:
             for end in pair:
                 end.setblocking(False)
-        self._inboxes = tuple(inbox for inbox, _ in pairs)
-        self._outboxes = tuple(outbox for _, outbox in pairs)
+        *self._inboxes, self._writer_inbox = (inbox for inbox, _ in pairs)
+        *self._outboxes, self._writer_outbox = (outbox for _, outbox in pairs)
         self._alive, self._lifeline = os.pipe()  # its end is seen by all when this process is gone
         self._living: dict[int, _Living] = {}  # by pid
-        self._failed = [0] * count
+        self._failed = [0] * (count + 1)
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
     def start(self) -> None:
         """All are ready when this returns. They are started one after the other, so that what is wrong is said once."""
         gc.collect()
         gc.freeze()
-        for index in range(len(self._inboxes)):
+        for index in (self._writer, *range(self._writer)):
             pid = self._fork(index, again=False)
             living = self._living[pid]
             said = _read(living.told)
             self._living[pid] = living._replace(told=None)
             if said != _READY:
                 self.stop()
-                raise _error_of(said, index)
+                raise _error_of(said, self._name(index))
 
     def keep(self) -> None:
         """Until SIGTERM or SIGINT, or until a process cannot be started any more."""
@@ -102,25 +116,32 @@ class GateSupervisor:
                 self._failed[index] = 0 if started else self._failed[index] + 1
                 if self._failed[index] >= MOST_FAILED:
                     raise GateGaveUp(
-                        f"process {index} of the gate could not be started {MOST_FAILED} times",
+                        f"{self._name(index)} could not be started {MOST_FAILED} times",
                         hint="its own words are above",
                     )
-                _log.warning("gate.process_died", process=index, code=code, lived_s=round(lived_s, 1))
+                _log.warning("gate.process_died", process=self._name(index), code=code, lived_s=round(lived_s, 1))
                 owed[index] = time.monotonic() + (AGAIN_S if lived_s < QUICK_S else 0.0)
 
     def stop(self) -> None:
         """All end what they are doing; those that do not are killed."""
-        for pid in self._living:
+        self._stop([pid for pid, living in self._living.items() if living.number != self._writer])
+        self._stop(list(self._living))
+
+    def _stop(self, pids: list[int]) -> None:
+        for pid in pids:
             os.kill(pid, signal.SIGTERM)
         deadline = time.monotonic() + STOP_S
-        while self._living and (left := deadline - time.monotonic()) > 0:
+        while self._living.keys() & pids and (left := deadline - time.monotonic()) > 0:
             self._reap()
-            if self._living:
+            if self._living.keys() & pids:
                 signal.sigtimedwait((signal.SIGCHLD,), min(left, 1.0))
-        for pid in list(self._living):
+        for pid in self._living.keys() & pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             del self._living[pid]
+
+    def _name(self, index: int) -> str:
+        return "the process that writes to the store" if index == self._writer else f"process {index} of the gate"
 
     def _reap(self) -> list[tuple[int, float, int, bool]]:
         """Of each that ended: its number, how long it lived, its exit code, and whether it had started at all."""
@@ -146,23 +167,16 @@ class GateSupervisor:
 
     def _run(self, index: int, again: bool, telling: int) -> int:
         """In the new process: its exit code."""
-        process = GateProcess(
-            index,
-            listener=self._listener,
-            unix_listener=self._unix_listener,
-            inbox=self._inboxes[index],
-            outboxes=self._outboxes,
-            again=again,
-        )
         with suppress(OSError):  # what `top` and `ps` show
-            Path("/proc/self/comm").write_text(f"rollyard-gate-{index}")
+            name = "rollyard-writer" if index == self._writer else f"rollyard-gate-{index}"
+            Path("/proc/self/comm").write_text(name)
         try:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-            self._serve(Start(process, lambda: _tell(telling, _READY), self._alive))
+            self._start(index, again, lambda: _tell(telling, _READY))
         except Error as error:
             if again:
-                _log.error("gate.process_failed", process=index, error=str(error))
-            _tell(telling, pickle.dumps((type(error), error.message, error.hint)))
+                _log.error("gate.process_failed", process=self._name(index), error=str(error))
+            _tell(telling, pickle.dumps(error))
             return 3
         except KeyboardInterrupt:
             return 130
@@ -170,6 +184,20 @@ class GateSupervisor:
             traceback.print_exc()
             return 1
         return 0
+
+    def _start(self, index: int, again: bool, ready: Callable[[], None]) -> None:
+        if index == self._writer:
+            self._write(WriterStart(self._writer_inbox, ready, self._alive))
+            return
+        process = GateProcess(
+            index,
+            listener=self._listener,
+            unix_listener=self._unix_listener,
+            inbox=self._inboxes[index],
+            outboxes=tuple(self._outboxes),
+            again=again,
+        )
+        self._serve(Start(process, self._writer_outbox, ready, self._alive))
 
 
 def _read(pipe: int | None) -> bytes:
@@ -185,11 +213,8 @@ def _tell(pipe: int, said: bytes) -> None:
         file.write(said)
 
 
-def _error_of(said: bytes, index: int) -> Error:
+def _error_of(said: bytes, name: str) -> Error:
     """The process's own error, where it could say one."""
     if not said:
-        return GateGaveUp(f"process {index} of the gate died at its start", hint="its own words are above")
-    kind, message, hint = pickle.loads(said)  # noqa: S301 - of our own fork
-    error: Error = kind.__new__(kind)
-    Error.__init__(error, message, hint=hint)
-    return error
+        return GateGaveUp(f"{name} died at its start", hint="its own words are above")
+    return pickle.loads(said)  # noqa: S301 - of our own fork

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import os
 import signal
+import socket
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,14 +25,15 @@ from rollyard.core.ids import secret
 from rollyard.core.protocols import Policy
 from rollyard.core.rollout import MODES, Mode
 from rollyard.gate import Gate, Tls
-from rollyard.gate.processes import MOST, GateProcess
+from rollyard.gate.processes import MOST
 from rollyard.net.binding import http_url, listen, listen_unix
 from rollyard.net.key_files import read_or_make_key, state_file, write_key
 from rollyard.net.ready import ServerReady
 from rollyard.policy import PolicyText
-from rollyard.runs.gate_processes import GateSupervisor, Start
+from rollyard.runs.gate_processes import GateSupervisor, Start, WriterStart
 from rollyard.runs.rollout.open_policy import open_policy
 from rollyard.store import Store
+from rollyard.store.writer_process import serve_writes
 
 # calls leave no cycles behind, and what they leave in the graph stays: looking at it every 700 objects costs a sixth of a call
 GC_THRESHOLDS = (20_000, 50, 20)
@@ -69,17 +71,12 @@ async def run_gate(
     options: GateOptions,
     keys: Mapping[str, str],
     ready: Callable[[str], None],
-    process: GateProcess | None = None,
-    orphaned: int | None = None,
+    start: Start | None = None,
 ) -> None:
-    """`ready` is told the URL. It stops too when `orphaned` can be read."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    if orphaned is not None:
-        loop.add_reader(orphaned, _stop_orphan, loop, orphaned, stop)
+    """`ready` is told the URL."""
+    stop = _stop_event((signal.SIGINT, signal.SIGTERM), None if start is None else start.orphaned)
     async with (
-        _log(options.store) as log,
+        _log(options.store, None if start is None else start.writer) as log,
         _policy(options, log) as policy,
         Gate(
             policy,
@@ -90,7 +87,7 @@ async def run_gate(
             tls=_tls(options),
             admin_key=keys["admin"],
             trainer_key=keys["trainer"],
-            process=process,
+            process=None if start is None else start.process,
         ) as gate,
     ):
         _settle_memory()
@@ -108,18 +105,41 @@ def _settle_memory() -> None:
         trim(0)
 
 
+async def write_for_all(path: Path, start: WriterStart) -> None:
+    """What one of the processes does for the others. Ctrl-C is for those, which end first."""
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, lambda: None)
+    stop = _stop_event((signal.SIGTERM,), start.orphaned)
+    await serve_writes(path, start.inbox, stop, start.ready)
+
+
+def _stop_event(signals: tuple[int, ...], orphaned: int | None) -> asyncio.Event:
+    """Set by one of the signals, and when `orphaned` can be read."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    if orphaned is not None:
+        loop.add_reader(orphaned, _stop_orphan, loop, orphaned, stop)
+    return stop
+
+
 def _stop_orphan(loop: asyncio.AbstractEventLoop, orphaned: int, stop: asyncio.Event) -> None:
     loop.remove_reader(orphaned)
     stop.set()
 
 
 def _serve_processes(options: GateOptions, keys: GateKeys, say: Callable[[ServerReady], None]) -> None:
+    store = options.store
+    assert store is not None
+
     def serve(start: Start) -> None:
-        uvloop.run(run_gate(options, keys.of, lambda _: start.ready(), start.process, start.orphaned))
+        uvloop.run(run_gate(options, keys.of, lambda _: start.ready(), start))
+
+    def write(start: WriterStart) -> None:
+        uvloop.run(write_for_all(store, start))
 
     listener = listen(options.host, options.port)
     unix_listener = None if options.unix is None else listen_unix(options.unix)
-    supervisor = GateSupervisor(options.processes, serve, listener=listener, unix_listener=unix_listener)
+    supervisor = GateSupervisor(options.processes, serve, write, listener=listener, unix_listener=unix_listener)
     supervisor.start()
     try:
         say(keys.show(http_url(options.host, listener.getsockname()[1])))
@@ -235,11 +255,11 @@ async def policy_of(options: GateOptions, log: Store | None) -> Policy:
 
 
 @asynccontextmanager
-async def _log(path: Path | None) -> AsyncGenerator[Store | None]:
+async def _log(path: Path | None, writer: socket.socket | None) -> AsyncGenerator[Store | None]:
     if path is None:
         yield None
         return
-    async with Store.open(path) as store:
+    async with Store.open(path, writer=writer) as store:
         yield store
 
 

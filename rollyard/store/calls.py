@@ -23,6 +23,7 @@ from rollyard.store.database import Put
 from rollyard.store.schema import calls, nodes, sessions
 
 GATHER_SHARE, MOST_GATHER_S = 0.03, 0.02  # of a call's own time, and in seconds
+LARGE = 128 * 1024  # bytes of bodies
 _CALL_COLUMNS = tuple(column.name for column in calls.columns)
 _NODE_COLUMNS = tuple(column.name for column in nodes.columns)
 _put_calls = Put(calls, _CALL_COLUMNS, there="fail")
@@ -61,11 +62,20 @@ class CommitCall:
     """Keep one call with the nodes and bodies it added. Raises `SessionClosed` once its session is closed; a session whose
     claim was taken over is closed."""
 
-    __slots__ = ("_blobs", "_nodes", "_rows", "record")
+    __slots__ = ("_blobs", "_nodes", "_repeated", "_rows", "record")
 
     def __init__(self, record: CallRecord, nodes: Sequence[Node], blobs: Mapping[bytes, Blob]) -> None:
         self.record, self._nodes, self._blobs = record, nodes, blobs
         self._rows: CallRows | None = None
+        self._repeated = False
+
+    def repeat(self) -> CommitCall:
+        """Once more: nothing where it is kept already."""
+        self._repeated = True
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SentCall, (*self.prepare(), self._repeated)
 
     def prepare(self) -> CallRows:
         """Packed and encoded, once."""
@@ -75,10 +85,33 @@ class CommitCall:
         return self._rows
 
     @property
+    def large(self) -> bool:
+        """Compressing it takes a while."""
+        return sum(len(body) for body in self._blobs.values() if isinstance(body, bytes)) >= LARGE
+
+    @property
     def gather_s(self) -> float:
         """A small part of what the call took anyway."""
         took = (self.record.finished_at or 0.0) - self.record.received_at
         return min(GATHER_SHARE * took, MOST_GATHER_S)
+
+    def __call__(self, connection: Connection) -> None:
+        (refusal,) = commit_rows(connection, [self.prepare()])
+        if refusal is not None:
+            raise refusal
+
+    @staticmethod
+    def together(connection: Connection, works: Sequence[CommitCall]) -> list[SessionClosed | None]:
+        return commit_rows(connection, [work.prepare() for work in works])
+
+
+class SentCall(NamedTuple):
+    """A `CommitCall` as it reaches the process that writes."""
+
+    call: tuple[Any, ...]
+    nodes: list[tuple[Any, ...]]
+    blobs: list[tuple[Any, ...]]
+    repeated: bool
 
     def __call__(self, connection: Connection) -> None:
         (refusal,) = self.together(connection, [self])
@@ -86,15 +119,32 @@ class CommitCall:
             raise refusal
 
     @staticmethod
-    def together(connection: Connection, works: Sequence[CommitCall]) -> list[SessionClosed | None]:
-        """Several, with one statement for each table: a statement costs more than the row it writes. The calls of closed
-        sessions are refused, each with its own error."""
-        closed = _find_closed(connection, {work.record.rollout_id for work in works})
-        kept = [work.prepare() for work in works if work.record.rollout_id not in closed]
-        put_rows(connection, [row for rows in kept for row in rows.blobs])
-        _put_nodes.rows(connection, [row for rows in kept for row in rows.nodes])
-        _put_calls.rows(connection, [rows.call for rows in kept])
-        return [_refusal(work.record.rollout_id) if work.record.rollout_id in closed else None for work in works]
+    def together(connection: Connection, works: Sequence[SentCall]) -> list[SessionClosed | None]:
+        kept = [work.repeated and _is_kept(connection, work.call) for work in works]
+        if not any(kept):
+            return commit_rows(connection, works)
+        new = iter(commit_rows(connection, [work for work, there in zip(works, kept, strict=True) if not there]))
+        return [None if there else next(new) for there in kept]
+
+
+def commit_rows(connection: Connection, new: Sequence[CallRows | SentCall]) -> list[SessionClosed | None]:
+    """Several calls, with one statement for each table: a statement costs more than the row it writes. The calls of closed
+    sessions are refused, each with its own error."""
+    closed = _find_closed(connection, {rows.call[0] for rows in new})
+    kept = [rows for rows in new if rows.call[0] not in closed] if closed else new
+    put_rows(connection, [row for rows in kept for row in rows.blobs])
+    _put_nodes.rows(connection, [row for rows in kept for row in rows.nodes])
+    _put_calls.rows(connection, [rows.call for rows in kept])
+    if not closed:
+        return [None] * len(new)
+    return [_refusal(rows.call[0]) if rows.call[0] in closed else None for rows in new]
+
+
+def _is_kept(connection: Connection, call: tuple[Any, ...]) -> bool:
+    """With all of its rows, which are written in one transaction."""
+    rollout_id, seq, call_id, *_ = call
+    found = select(calls.c.id).where((calls.c.rollout_id == rollout_id) & (calls.c.seq == seq))
+    return connection.execute(found).scalar() == call_id
 
 
 def _refusal(rollout_id: str) -> SessionClosed:

@@ -5,21 +5,48 @@ writing ones on its own thread, many to a transaction; `Postgres` gives each a t
 again when its transaction had to be repeated, so it does nothing but talk to the connection. One that has an attribute
 `together` may be run as `together(connection, works)` with others of its kind; that gives a result for each, and one that is
 an exception is raised for its caller. One that has `gather_s` may be kept for so long, while much is written, until others
-have come. One that has `prepare` may be asked to do so before its transaction, while other processes write.
+have come. One that has `prepare` may be asked to do so before its transaction, while other processes write. Where another process
+writes, works are pickled; one that has `repeat` may be sent again as what that gives, when it is not known whether it was done,
+and one that is `large` is prepared on a thread, since an event loop would stand still meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects import sqlite
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Work = Callable[[Connection], T]
+
+
+class Operation(Generic[T]):
+    """A work: a function of a module with all its arguments but the connection. It can be pickled where they can."""
+
+    __slots__ = ("_args", "_function", "_options")
+
+    def __init__(
+        self, function: Callable[Concatenate[Connection, P], T], /, *args: P.args, **options: P.kwargs
+    ) -> None:
+        self._function: Callable[..., T] = function
+        self._args, self._options = args, options
+
+    def __call__(self, connection: Connection) -> T:
+        return self._function(connection, *self._args, **self._options)
+
+
+def prepare(works: Iterable[Work[Any]]) -> None:
+    """What needs no lock on the database is done before there is one."""
+    for work in works:
+        if (own := getattr(work, "prepare", None)) is not None:
+            with suppress(Exception):  # it comes again in the transaction, and goes to its caller
+                own()
 
 
 class Database(Protocol):

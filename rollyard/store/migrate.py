@@ -26,10 +26,11 @@ async def prepare(database: Database, *, create: bool) -> None:
     if version is None and not create:
         raise missing(database.where)
     if version != HEAD:
-        await database.prepare(partial(_prepare, where=database.where))
+        await database.prepare(partial(bring_up_to_date, where=database.where))
 
 
-def _prepare(connection: Connection, where: str) -> None:
+def bring_up_to_date(connection: Connection, where: str) -> None:
+    """It may happen twice."""
     if connection.dialect.name == "postgresql":
         connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
     version = current(connection)

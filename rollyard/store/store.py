@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import socket
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -41,8 +42,9 @@ from rollyard.store.database import Database
 from rollyard.store.event_order import EventOrder
 from rollyard.store.methods import Records, reads, writes, writes_at, writes_lease
 from rollyard.store.migrate import prepare
-from rollyard.store.sqlite import SQLite, Synchronous
+from rollyard.store.sqlite import SQLite
 from rollyard.store.sqlite_file import check_place, is_foreign, keep_private, restore
+from rollyard.store.sqlite_writer import Synchronous
 from rollyard.store.values import StoredEvent
 from rollyard.trajectory.trajectory import Trajectory
 
@@ -73,13 +75,14 @@ class Store(Records):
         synchronous: Synchronous = "normal",
         wait_s: float = 10.0,
         clock: Callable[[], float] | None = None,
+        writer: socket.socket | None = None,
     ) -> AsyncGenerator[Store]:
         """`where` is a path, `sqlite:///path` or `postgresql://user@host/name`. A new database is set up, with `create=False`
         refused; an older one is brought up to date; a newer one is refused. A new file appears with the first write. `private`
         refuses a file that other users can read. `wait_s` is how long the first
         connection to PostgreSQL is tried. `clock` decides when leases run out; without one this machine's does, and on PostgreSQL
-        the server's."""
-        database = open_database(str(where), synchronous, create=create, private=private, wait_s=wait_s)
+        the server's. `writer` leads to the process that writes to this file for several (`serve_writes`)."""
+        database = open_database(str(where), synchronous, create=create, private=private, wait_s=wait_s, writer=writer)
         try:
             await prepare(database, create=create)
             yield cls(database, clock, str(where))
@@ -293,7 +296,13 @@ class Store(Records):
 
 
 def open_database(
-    where: str, synchronous: Synchronous, *, create: bool = True, private: bool = False, wait_s: float = 10.0
+    where: str,
+    synchronous: Synchronous,
+    *,
+    create: bool = True,
+    private: bool = False,
+    wait_s: float = 10.0,
+    writer: socket.socket | None = None,
 ) -> Database:
     scheme, separator, rest = where.partition("://")
     if not separator or scheme == "sqlite":
@@ -303,7 +312,7 @@ def open_database(
         check_place(path, create=create)
         if path.exists() and not is_foreign(path, create=create):
             keep_private(path, required=private)
-        return SQLite(path, synchronous=synchronous)
+        return SQLite(path, synchronous=synchronous, writer=writer)
     if scheme in ("postgresql", "postgres"):
         from rollyard.store.postgres import PostgresDatabase
 

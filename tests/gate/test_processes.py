@@ -65,13 +65,21 @@ class Served:
     @property
     def pids(self) -> dict[int, int]:
         """Of the processes that there are now, by their numbers."""
+        return {int(number): pid for number, pid in sorted(self._named("rollyard-gate").items())}
+
+    @property
+    def writer(self) -> int | None:
+        """The one that writes to the store for all, where there is one now."""
+        return self._named("rollyard").get("writer")
+
+    def _named(self, prefix: str) -> dict[str, int]:
         main, found = self.process.pid, {}
         for pid in Path(f"/proc/{main}/task/{main}/children").read_text().split():
             with suppress(OSError):  # it is gone already
-                name, _, number = Path(f"/proc/{pid}/comm").read_text().strip().rpartition("-")
-                if name == "rollyard-gate":
-                    found[int(number)] = int(pid)
-        return dict(sorted(found.items()))
+                name, _, rest = Path(f"/proc/{pid}/comm").read_text().strip().rpartition("-")
+                if name == prefix:
+                    found[rest] = int(pid)
+        return found
 
     async def ask(self, method: str, path: str, key: str | None, body=b"", **headers) -> Answer:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
@@ -323,6 +331,10 @@ async def _replaced(served: Served, before: dict[int, int]) -> bool:
     return len(now) == len(before) and now != before
 
 
+async def _rewritten(served: Served, before: int) -> bool:
+    return served.writer not in (None, before)
+
+
 async def test_a_session_outlives_its_process_and_its_calls_wait_for_the_next_one(served):
     name = name_of(0, "outlives")
     key = (await served.open(name))["api_key"]
@@ -341,6 +353,24 @@ async def test_a_session_outlives_its_process_and_its_calls_wait_for_the_next_on
     assert shown["stats"]["n_turns"] == 2
 
 
+async def test_calls_wait_for_the_next_writer_and_sessions_go_on(served):
+    names = [name_of(process, "written") for process in (0, 1)]
+    keys = [(await served.open(name))["api_key"] for name in names]
+    writer = served.writer
+    assert writer is not None
+    async with stopped(writer):
+        calls = [asyncio.ensure_future(served.call(key, "meanwhile")) for key in keys]
+        done, _ = await asyncio.wait(calls, timeout=0.5)
+        assert not done, "an answer is out before its call is kept"
+        os.kill(writer, signal.SIGKILL)
+    assert [said(await call) for call in calls] == ["hello", "hello"]
+    assert served.writer not in (None, writer)
+    for name, key in zip(names, keys, strict=True):
+        assert said(await served.call(key, "after")) == "hello"
+        shown = (await served.ask("GET", f"/sessions/{name}/rollout", served.admin)).json
+        assert shown["stats"]["n_turns"] == 2
+
+
 async def test_the_unix_socket_leads_to_all(served):
     path = str(served.place / "gate.sock")
     assert Path(path).stat().st_mode & 0o777 == 0o600
@@ -353,6 +383,7 @@ async def test_the_unix_socket_leads_to_all(served):
 
 
 async def test_no_answered_call_is_lost_when_processes_are_killed_under_load(tmp_path):
+    """Those that answer, and the one that writes."""
     told: dict[str, dict[str, str]] = {}
     over = asyncio.Event()
     async with Model() as model:
@@ -360,7 +391,7 @@ async def test_no_answered_call_is_lost_when_processes_are_killed_under_load(tmp
             names = [name_of(process, f"load{n}") for n in range(2) for process in (0, 1)]
             keys = {name: (await served.open(name))["api_key"] for name in names}
             agents = [asyncio.ensure_future(agent(served, keys[n], told.setdefault(n, {}), over)) for n in names]
-            for process in (0, 1, 0, 1):
+            for process in (0, "writer", 1, "writer", 0, 1, "writer"):
                 before, pids = {name: len(one) for name, one in told.items()}, served.pids
 
                 async def all_went_on(before=before) -> bool:
@@ -368,8 +399,13 @@ async def test_no_answered_call_is_lost_when_processes_are_killed_under_load(tmp
                     return all(len(told[name]) >= before[name] + 5 for name in names)
 
                 await until(all_went_on)
-                os.kill(pids[process], signal.SIGKILL)
-                await until(lambda pids=pids: _replaced(served, pids))
+                if process == "writer":
+                    writer = served.writer
+                    os.kill(writer, signal.SIGKILL)
+                    await until(lambda writer=writer: _rewritten(served, writer))
+                else:
+                    os.kill(pids[process], signal.SIGKILL)
+                    await until(lambda pids=pids: _replaced(served, pids))
             over.set()
             await asyncio.gather(*agents)
     async with Store.open(tmp_path / "calls.db") as store:
@@ -408,8 +444,8 @@ async def test_sessions_go_on_with_another_number_of_processes(tmp_path):
 async def test_the_processes_end_with_their_supervisor(tmp_path):
     for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)):
         served = Served(tmp_path, "--mode", "black_box", "--upstream", "http://127.0.0.1:9/v1")
-        pids = list(served.pids.values())
-        assert len(pids) == 2 and served.stop(number) == code
+        pids = [*served.pids.values(), served.writer]
+        assert len(pids) == 3 and None not in pids and served.stop(number) == code
 
         async def all_gone(pids=pids) -> bool:
             return not any(Path(f"/proc/{pid}/cmdline").exists() and running(pid) for pid in pids)

@@ -28,8 +28,8 @@ def clock():
 
 
 @pytest.fixture
-async def store(store_url, clock):
-    async with Store.open(store_url, clock=clock) as store:
+async def store(open_store, clock):
+    async with open_store(clock=clock) as store:
         yield store
 
 
