@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -323,6 +325,19 @@ def exercise(root, language, name, files, **config):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     (folder / ".meta" / "config.json").write_text(json.dumps({"files": config}))
+
+
+def test_datasets_that_are_added_at_the_same_time_are_all_kept(tmp_path):
+    source = jsonl(tmp_path / "rows.jsonl", HUMAN)
+    together = threading.Barrier(8)
+
+    def add_one(number):
+        together.wait()
+        add(f"set{number}", source)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add_one, range(8)))
+    assert {entry.name for entry in read_registry()} == {f"set{number}" for number in range(8)}
 
 
 def test_an_exercise_hides_its_tests_and_its_example(tmp_path):
