@@ -379,6 +379,19 @@ def test_an_exercise_with_more_example_and_test_files_than_it_names_is_whole(tmp
     assert "Disabled" not in (Path(task.source) / "tests/project/src/test/java/CardTest.java").read_text()
 
 
+def test_a_file_that_the_agent_is_given_is_no_part_of_the_answer(tmp_path):
+    exercise(
+        tmp_path / "poly", "rust", "one",
+        {"src/lib.rs": "stub", "tests/one.rs": "#[test]\nfn it() {}\n", "Cargo.toml": "[package]",
+         ".meta/example.rs": "answer", ".meta/Cargo-example.toml": "[package]"},
+        solution=["src/lib.rs", "Cargo.toml"], test=["tests/one.rs"], example=[".meta/example.rs"],
+    )  # fmt: skip
+    add("poly", tmp_path / "poly")
+    (task,) = ry.Taskset.load("poly")
+    answer = Path(task.source) / "solution/answer"
+    assert [str(path.relative_to(answer)) for path in answer.rglob("*.*")] == ["src/lib.rs"]
+
+
 def test_a_terminal_bench_folder_becomes_a_task(tmp_path):
     folder = tmp_path / "tb" / "hello"
     (folder / "tests").mkdir(parents=True)
