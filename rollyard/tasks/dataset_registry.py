@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core import toml
-from rollyard.core.cache import cache_home, make_once, replace_file
+from rollyard.core.cache import cache_home, hold_lock, make_once, replace_file
 from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.tasks.adapters import Adapter, check_options, guess_adapter, load_adapter
 from rollyard.tasks.adapters.drafts import folder_name
@@ -35,6 +35,7 @@ from rollyard.tasks.trust import source_digest
 VARIABLE = "ROLLYARD_DATASETS"
 FOLDERS = "folders"  # no adapter: the source is task folders already
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_WAIT_S = 30.0  # for a process that writes the registry at this moment
 _ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2", ".zip")
 _SMALL = 2**30  # bytes that any archive may hold
 _MOST_PACKED = 100  # times its own size that a larger one may hold; text has a tenth of that
@@ -91,11 +92,7 @@ def add_dataset(entry: DatasetEntry, *, replace: bool = False) -> DatasetEntry:
     """Into the registry file, with the digest of its files and its adapter filled in."""
     if not _NAME.fullmatch(entry.name) or not _NAME.fullmatch(entry.version):
         raise ConfigError(f"{entry.title!r}: a name and a version are letters, digits, '.', '_' and '-'")
-    others = read_registry()
-    if any(other.title == entry.title for other in others) and not replace:
-        raise ConfigError(
-            f"{entry.title} is there already", hint="--replace puts this in its place, or give another version"
-        )
+    _list_others(entry, replace=replace)
     files = unpack_source(entry.source)
     name = entry.adapter or (FOLDERS if _is_folders(files) else guess_adapter(files))
     needs = entry.needs
@@ -110,12 +107,22 @@ def add_dataset(entry: DatasetEntry, *, replace: bool = False) -> DatasetEntry:
     entry = msgspec.structs.replace(
         entry, source=source, adapter=name, needs=needs, digest=entry.digest or source_digest(files)
     )
-    kept = [other for other in others if other.title != entry.title]
     path = registry_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tables = [msgspec.to_builtins(item) for item in (*kept, entry)]
-    replace_file(path, toml.dumps({"dataset": tables}).encode())
+    with hold_lock(path.parent / ".locks" / path.name, _WAIT_S):  # reading the source took its time: others were added
+        tables = [msgspec.to_builtins(item) for item in (*_list_others(entry, replace=replace), entry)]
+        replace_file(path, toml.dumps({"dataset": tables}).encode())
     return entry
+
+
+def _list_others(entry: DatasetEntry, *, replace: bool) -> list[DatasetEntry]:
+    """What the registry has beside this one."""
+    found = read_registry()
+    others = [other for other in found if other.title != entry.title]
+    if len(others) < len(found) and not replace:
+        raise ConfigError(
+            f"{entry.title} is there already", hint="--replace puts this in its place, or give another version"
+        )
+    return others
 
 
 def _is_folders(files: Path) -> bool:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -354,6 +356,19 @@ def exercise(root, language, name, files, **config):
     (folder / ".meta" / "config.json").write_text(json.dumps({"files": config}))
 
 
+def test_datasets_that_are_added_at_the_same_time_are_all_kept(tmp_path):
+    source = jsonl(tmp_path / "rows.jsonl", HUMAN)
+    together = threading.Barrier(8)
+
+    def add_one(number):
+        together.wait()
+        add(f"set{number}", source)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(add_one, range(8)))
+    assert {entry.name for entry in read_registry()} == {f"set{number}" for number in range(8)}
+
+
 def test_an_exercise_hides_its_tests_and_its_example(tmp_path):
     exercise(
         tmp_path / "poly", "go", "one",
@@ -391,6 +406,19 @@ def test_an_exercise_with_more_example_and_test_files_than_it_names_is_whole(tmp
     assert {path.name: path.read_text() for path in answer.iterdir()} == {"Card.java": "card", "Poker.java": "poker"}
     assert json.loads((Path(task.source) / "tests/plan.json").read_text())["expected"] == ["card", "best"]
     assert "Disabled" not in (Path(task.source) / "tests/project/src/test/java/CardTest.java").read_text()
+
+
+def test_a_file_that_the_agent_is_given_is_no_part_of_the_answer(tmp_path):
+    exercise(
+        tmp_path / "poly", "rust", "one",
+        {"src/lib.rs": "stub", "tests/one.rs": "#[test]\nfn it() {}\n", "Cargo.toml": "[package]",
+         ".meta/example.rs": "answer", ".meta/Cargo-example.toml": "[package]"},
+        solution=["src/lib.rs", "Cargo.toml"], test=["tests/one.rs"], example=[".meta/example.rs"],
+    )  # fmt: skip
+    add("poly", tmp_path / "poly")
+    (task,) = ry.Taskset.load("poly")
+    answer = Path(task.source) / "solution/answer"
+    assert [str(path.relative_to(answer)) for path in answer.rglob("*.*")] == ["src/lib.rs"]
 
 
 def test_a_terminal_bench_folder_becomes_a_task(tmp_path):

@@ -132,7 +132,10 @@ def _write(name: str, exercise: Path, options: Mapping[str, Any], folder: Path) 
         "agent": {"timeout_sec": 900.0},
         "verifier": {"timeout_sec": 330.0},
     }
-    examples = _place_examples(exercise, files["example"], solution)
+    placed = _place_examples(exercise, files["example"], solution)
+    examples = {
+        path: data for path, data in placed.items() if visible.get(path) != data
+    }  # the agent has that one already
     lines = [
         f"mkdir -p {WORKDIR}/{PurePosixPath(path).parent} && cp /solution/answer/{path} {WORKDIR}/{path}"
         for path in examples
