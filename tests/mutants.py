@@ -307,8 +307,8 @@ MUTANTS = (
     ),
     Mutant(
         "sandbox/local/channel.py",
-        "if number == 0 and not future.cancelled():",
-        "if number == 0:",
+        "            if not future.done():\n                future.set_exception(self._gone_error())",
+        "            if True:\n                future.set_exception(self._gone_error())",
         "tests/sandbox/test_local_channel.py",
     ),
     # logs of strangers

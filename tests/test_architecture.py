@@ -68,6 +68,8 @@ SLEEPS = {
     "test_a_runner_killed_in_any_stage_resumes_with_nothing_lost_twice_or_left": "kills at several moments",
     "test_ctrl_c_cleans_up_and_a_second_one_does_not_spoil_it": "a second key press, a moment later",
     "test_a_cancelled_open_leaves_nothing": "cancels at several moments",
+    "test_calls_of_several_clients_survive_a_writer_that_is_killed_again_and_again": "kills at random moments",
+    "test_each_caller_gets_its_own_answer_however_many_wait": "longer than writes are gathered, so that each is a batch",
     "test_pausing_stops_programs_and_resuming_lets_them_go_on": "programs that stand still, for a while",
 }
 # Test set-up only: a model server for our own tests and examples, in requirements-dev.txt.

@@ -18,7 +18,7 @@ GATHER_S = 0.004  # under load: a few milliseconds of waiting for half the cost
 BUSY_S = 0.02  # batches that follow each other faster than this are load
 
 
-class Waiting(NamedTuple):
+class WaitingWork(NamedTuple):
     work: Work[Any]
     future: asyncio.Future[Any]
 
@@ -28,7 +28,7 @@ class Batch:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
-        self.works: list[Waiting] = []
+        self.works: list[WaitingWork] = []
         self.timer: asyncio.TimerHandle | None = None
         self.due = math.inf  # when it is handed in, by the loop's clock
 
@@ -71,7 +71,7 @@ class Batches:
         if due < batch.due:
             batch.due = due
             loop.call_at(due, self._hand_in, batch)
-        batch.works.append(Waiting(work, future))
+        batch.works.append(WaitingWork(work, future))
         return await future
 
     def flush(self) -> None:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 Work = Callable[[Connection], T]
 
 
-class Operation(Generic[T]):
+class StoreOperation(Generic[T]):
     """A work: a function of a module with all its arguments but the connection. It can be pickled where they can."""
 
     __slots__ = ("_args", "_function", "_options")

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from rollyard.store.database import Database, Operation
+from rollyard.store.database import Database, StoreOperation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,7 +54,7 @@ def writes(
 
     @wraps(work)
     async def method(records: Records, /, *args: P.args, **options: P.kwargs) -> T:
-        return await records.database.write(Operation(work, *args, **options))
+        return await records.database.write(StoreOperation(work, *args, **options))
 
     return method
 
@@ -67,7 +67,7 @@ def writes_at(
     @wraps(work)
     async def method(records: Records, /, *args: P.args, **options: P.kwargs) -> T:
         at = records.clock()
-        return await records.database.write(Operation(work, at, *args, **options))
+        return await records.database.write(StoreOperation(work, at, *args, **options))
 
     return method
 
@@ -80,6 +80,6 @@ def writes_lease(
     @wraps(work)
     async def method(records: Records, /, *args: P.args, **options: P.kwargs) -> T:
         now = records.lease_time()
-        return await records.database.write(Operation(work, now, *args, **options))
+        return await records.database.write(StoreOperation(work, now, *args, **options))
 
     return method

@@ -34,7 +34,7 @@ READERS = 4
 GROUP = 512  # the most functions in one transaction
 
 
-class Writer(Protocol):
+class BatchWriter(Protocol):
     """What writes batches. `set_up` makes the tables of a file that is not there yet; None once it is."""
 
     set_up: Work[Any] | None
@@ -53,7 +53,7 @@ class SQLite:
     def __init__(self, path: Path, *, synchronous: Synchronous = "normal", writer: socket.socket | None = None) -> None:
         self.where = str(path)
         self._path = path.absolute()
-        self._writer: Writer = ThreadWriter(path, synchronous) if writer is None else WriterLink(writer, self.where)
+        self._writer: BatchWriter = ThreadWriter(path, synchronous) if writer is None else WriterLink(writer, self.where)
         self._batches = Batches(self._writer.take)
         self._reading = create_engine(
             "sqlite://",

@@ -18,7 +18,7 @@ from sqlalchemy import Column, Connection, Table, delete, func, select, text, tu
 
 from rollyard.core.delta import Delta
 from rollyard.core.errors import StoreError
-from rollyard.store.database import Database
+from rollyard.store.database import Database, StoreOperation
 from rollyard.store.schema import artifacts, attempts, blobs, calls, events, rollouts, sessions, verdicts
 
 AT_ONCE = 20_000  # bodies that one transaction removes
@@ -49,7 +49,7 @@ async def sweep(database: Database, now: float) -> int:
         await _follow_differences(database, used)
         gone = 0
         async for unused in _find_unused(database, used):
-            gone += await database.write(lambda connection, these=unused: _remove(connection, these, before, now))
+            gone += await database.write(StoreOperation(_remove, unused, before, now))
     return gone
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rollyard.core.errors import Error, StoreError
-from rollyard.store.batches import DEADLINE_S, Batch, Waiting
+from rollyard.store.batches import DEADLINE_S, Batch, WaitingWork
 from rollyard.store.database import Work, prepare
 
 AGAIN_S = 0.01  # between two attempts to reach an inbox that is full
@@ -162,14 +162,14 @@ class WriterLink:
         if self._unanswered:
             self._connect()
 
-    def _repeat(self, works: Sequence[Waiting]) -> Iterator[Waiting]:
+    def _repeat(self, works: Sequence[WaitingWork]) -> Iterator[WaitingWork]:
         """Those that may be sent once more; the others have failed."""
         died = f"the process that writes to the store {self._where} died: whether this was written is not known"
         for work, future in works:
             if future.done():
                 continue
             if (repeat := getattr(work, "repeat", None)) is not None:
-                yield Waiting(repeat(), future)
+                yield WaitingWork(repeat(), future)
             else:
                 future.set_exception(StoreError(died))
 

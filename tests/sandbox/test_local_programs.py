@@ -9,7 +9,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.errors import PathError, SandboxGone
-from tests.waiting import until
+from tests.waiting import settle, until
 
 pytestmark = pytest.mark.anyio
 
@@ -93,7 +93,7 @@ async def test_a_reader_that_was_left_before_its_sandbox_ended_is_no_error(backe
         circle = {"reader": job.stream()}
         circle["itself"] = circle
         assert await anext(circle["reader"]) == (3, b"hi\n")
-    await asyncio.sleep(0.05)  # what the reader waits for learns of the end
+    await settle()  # what the reader waits for learns of the end
     del circle, job
     gc.collect()
     await asyncio.sleep(0)

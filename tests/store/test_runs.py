@@ -346,6 +346,10 @@ async def test_a_sweep_that_a_writer_overtakes_removes_nothing(store):
     assert await store.sweep() == 0
 
 
+def forget_first_call(connection):
+    connection.execute(text("DELETE FROM calls WHERE seq = 0"))
+
+
 async def test_a_sweep_takes_several_transactions_and_keeps_what_differences_build_on(store, monkeypatch):
     monkeypatch.setattr(sweep, "AT_ONCE", 7)
     for n in range(30):
@@ -353,7 +357,7 @@ async def test_a_sweep_takes_several_transactions_and_keeps_what_differences_bui
     _, added = conversation("ro1", 4, pad=20_000)
     await commit_all(store, added)
     # the body of the first request is named by no call any more, and the later ones are differences from it
-    await store.database.write(lambda c: c.execute(text("DELETE FROM calls WHERE seq = 0")))
+    await store.database.write(forget_first_call)
     assert await store.sweep() == 31
     for one, call in added[1:]:
         assert await store.load_blob(one.record.raw_request) == call.raw

@@ -31,7 +31,7 @@ from sqlalchemy import (
 from rollyard.core.errors import PlaneConflict, PlaneError, PlaneNotFound, PlaneQuota, PlaneRateLimited
 from rollyard.core.plane import AdmissionTerms, Happening, Instance, InstancePlan, InstanceState, OwnerUsage
 from rollyard.plane.storage.sql.insert import insert_new
-from rollyard.plane.storage.sql.prepared import Prepared
+from rollyard.plane.storage.sql.prepared import PreparedStatement
 from rollyard.store.database import Put
 from rollyard.store.schema import plane_history as history
 from rollyard.store.schema import plane_instances as instances
@@ -58,18 +58,18 @@ def _charge() -> Update:
     return update(owners).where(*mine).values(used=owners.c.used + 1, next_at=later)
 
 
-_CHARGE = Prepared(_charge())
+_CHARGE = PreparedStatement(_charge())
 _put_instances = Put(instances, (*_COLUMNS, "plan", "labels"), there="fail")
 _put_history = Put(history, ("instance_id", "at", "state", "reason"), there="fail")
 _plan = msgspec.json.Decoder(InstancePlan)
 
 
 @cache
-def _step(origin: tuple[InstanceState, ...], changed: tuple[str, ...]) -> Prepared:
+def _step(origin: tuple[InstanceState, ...], changed: tuple[str, ...]) -> PreparedStatement:
     """A step from these states that changes these columns too."""
     new = {name: bindparam(f"new_{name}", type_=instances.c[name].type) for name in ("state", "updated_at", *changed)}
     mine = (instances.c.id == bindparam("which"), or_(*(instances.c.state == literal_column(f"'{s}'") for s in origin)))
-    return Prepared(update(instances).where(*mine).values(new).returning(instances))
+    return PreparedStatement(update(instances).where(*mine).values(new).returning(instances))
 
 
 def begin(

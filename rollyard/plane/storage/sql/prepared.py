@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Update
 from sqlalchemy.dialects import sqlite
 
 
-class Prepared:
+class PreparedStatement:
     def __init__(self, statement: Update) -> None:
         self._statement = statement
         compiled = statement.compile(dialect=sqlite.dialect(paramstyle="named"))
