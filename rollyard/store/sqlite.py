@@ -53,7 +53,9 @@ class SQLite:
     def __init__(self, path: Path, *, synchronous: Synchronous = "normal", writer: socket.socket | None = None) -> None:
         self.where = str(path)
         self._path = path.absolute()
-        self._writer: BatchWriter = ThreadWriter(path, synchronous) if writer is None else WriterLink(writer, self.where)
+        self._writer: BatchWriter = (
+            ThreadWriter(path, synchronous) if writer is None else WriterLink(writer, self.where)
+        )
         self._batches = Batches(self._writer.take)
         self._reading = create_engine(
             "sqlite://",
