@@ -21,7 +21,6 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     event,
-    text,
 )
 
 HEAD = "0013"  # the newest migration
@@ -248,7 +247,6 @@ notes = Table(
     Index("notes_of_rollout", "rollout_id", "id"),
 )
 
-_NAMED = text("place = 'task'")  # the row that says what a rollout is called
 texts = Table(
     "texts",  # what rollouts said and did, for searching; made when a rollout ends, or when the first search finds none
     metadata,
@@ -258,9 +256,10 @@ texts = Table(
     Column("call", Integer),  # number of the model call that first held it
     Column("body", Text, nullable=False),
     Index("texts_of_rollout", "rollout_id", "id"),
-    # one for each rollout whose texts are in: finding those whose are not must not walk past all texts
-    Index("texts_kept", "rollout_id", sqlite_where=_NAMED, postgresql_where=_NAMED),
 )
+# One row, which says what the rollout is called, for each rollout whose texts are in: finding those whose are not must not walk
+# past all texts. As text, since `postgresql_where` loads two megabytes of PostgreSQL's dialect into every gate.
+event.listen(texts, "after_create", DDL("CREATE INDEX texts_kept ON texts (rollout_id) WHERE place = 'task'"))
 WORDS = "texts_words"  # the full-text index: a virtual table on SQLite, an index on PostgreSQL
 for _statement in (
     "CREATE VIRTUAL TABLE texts_words USING fts5(body, content='texts', content_rowid='id')",
