@@ -150,9 +150,8 @@ class RayCluster:
     def __enter__(self) -> Self:
         self.place = Path(tempfile.mkdtemp(prefix="ry-ray-", dir="/tmp"))
         try:
-            while (
-                len(self.nodes) < self.count
-            ):  # one by one: those that start together choose the same socket file, and one ends
+            # one by one: of those that start together some end with "Address already in use"
+            while len(self.nodes) < self.count:
                 self.add()
                 self.wait(len(self.nodes))
         except BaseException:  # Ctrl-C too: nodes that were started are stopped
