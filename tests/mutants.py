@@ -465,7 +465,7 @@ MUTANTS = (
     ),
     Mutant(
         "inside/leak_probe.py",
-        ' and os.path.basename(path).split(".")[0] in needles["modules"]:',
+        ' and module_of(path) in needles["modules"]:',
         ":",
         "tests/tasks/test_leaks.py -k no_agent_can_read",
     ),

@@ -154,12 +154,22 @@ def is_core(data):
     return data[:4] == b"\x7fELF" and data[16:18] in (b"\x04\x00", b"\x00\x04")
 
 
+def module_of(path):
+    """The last part of the name that a compiled file is imported by; of a package's own file, the package's."""
+    folder, name = os.path.split(path)
+    if name.split(".")[0] != "__init__":
+        return name.split(".")[0]
+    if os.path.basename(folder) == "__pycache__":
+        folder = os.path.dirname(folder)
+    return os.path.basename(folder)
+
+
 def look_at_compiled(path, data, needles):
     """Compiled code keeps names and texts, and the size of the source it was made of."""
     if not path.endswith(".pyc"):
         return None
     words = needles["words"]
-    if len(words) >= _FEWEST_WORDS and os.path.basename(path).split(".")[0] in needles["modules"]:
+    if len(words) >= _FEWEST_WORDS and module_of(path) in needles["modules"]:
         hits = sum(word.encode() in data for word in words)
         if hits >= _SHARE * len(words):
             return "solution", "is compiled, and has %d of the %d words that the solution brings in" % (

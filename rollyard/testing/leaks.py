@@ -8,7 +8,7 @@ import importlib.resources
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Literal
 
 import anyio
@@ -106,12 +106,17 @@ def make_needles(task: Task) -> dict[str, Any]:
                     patches += range(len(groups), len(groups) + len(found))
                 groups += found
                 words |= _words(answer)
-                modules |= {path.stem, *(PurePosixPath(name).stem for name in _PATCHED.findall(answer))}
+                modules |= {_module(path), *(_module(PurePosixPath(name)) for name in _PATCHED.findall(answer))}
     values = {value for value in task.solution_env.values() if value not in task.env.values()}
     return {
         "files": files, "sizes": sorted(sizes), "groups": groups, "patches": patches, "words": sorted(words),
         "modules": sorted(modules), "values": sorted(values),
     }  # fmt: skip
+
+
+def _module(path: PurePath) -> str:
+    """The last part of the name that a file is imported by; of a package's own file, the package's."""
+    return path.parent.name if path.stem == "__init__" else path.stem
 
 
 def _given_files(task: Task) -> list[tuple[str, set[str]]]:

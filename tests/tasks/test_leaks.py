@@ -14,6 +14,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import Task
+from rollyard.inside import leak_probe
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks.harbor.load import load_folder
 from rollyard.testing.leaks import find_leaks, make_needles
@@ -515,3 +516,19 @@ def test_a_faulty_file_of_another_name_does_not_hold_its_answer_and_a_copy_does(
         (tmp_path / name).write_text("\n".join(text) + "\n")
     task = Task(id="t", instruction="x", solution=str(tmp_path / "solution"), build=str(tmp_path / "environment"))
     assert make_needles(task)["groups"] == [told or sorted(lines)]
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/venv/lib/pkg/__pycache__/__init__.cpython-311.pyc", True),
+        ("/venv/lib/pkg/__init__.pyc", True),
+        ("/usr/lib/python3.11/importlib/metadata/__pycache__/__init__.cpython-311.pyc", False),
+        ("/venv/lib/pkg/__pycache__/other.cpython-311.pyc", False),
+    ],
+)
+def test_compiled_packages_are_told_by_their_own_name(path, told):
+    """A solution that changes a package's `__init__.py` is not in the compiled file of every other package."""
+    words = [f"word_number_{n}" for n in range(8)]
+    found = leak_probe.look_at_compiled(path, " ".join(words).encode(), {"words": words, "modules": ["pkg"]})
+    assert (found is not None) is told
