@@ -29,7 +29,7 @@ def anyio_backend():
 @pytest.fixture(scope="session")
 def postgres_server():
     """A server of its own in a temporary directory, on a free port of the loopback."""
-    from rollyard.testing.postgres import PostgresServer
+    from tests.servers.postgres import PostgresServer
 
     try:
         server = PostgresServer(durable=False)
@@ -60,7 +60,7 @@ def store_url(request, tmp_path):
 @pytest.fixture(scope="session", params=["docker", "podman"])
 def engine(request):
     """(kind, address) of a container engine started for these tests and gone after them."""
-    from rollyard.testing.engines import lacking, running
+    from tests.servers.engines import lacking, running
 
     if why := lacking(request.param):
         pytest.skip(why)

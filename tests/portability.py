@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import rollyard as ry
-from rollyard.testing.venvs import make_venv
+from tests.servers.venvs import make_venv
 
 ROOT = Path(__file__).parents[1]
 USER = 65011

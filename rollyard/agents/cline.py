@@ -119,7 +119,6 @@ agent = Agent(
     artifacts=("{home}/.cline/data/sessions/*", "{home}/.cline/data/logs/*"),
     needs_isolation="landlock",
     subagent=ToolUse(tool="spawn_agent", args={"task": "{instruction}", "systemPrompt": "Do it."}),
-    lingers=True,
     says_done=True,
     asks_for=("data.cline.bot",),
     off=("telemetry", "auto-update"),

@@ -94,7 +94,6 @@ agent = Agent(
     needs_isolation="landlock",
     says_done=True,
     subagent=ToolUse(tool="invoke_agent", args={"agent_name": "generalist", "prompt": "{instruction}"}),
-    lingers=True,
     off=("usage statistics", "telemetry", "auto-update", "model router"),
     command=on_layer_node,
     events=_events,

@@ -95,7 +95,6 @@ agent = Agent(
         tool="agent",
         args={"description": "part", "prompt": "{instruction}", "subagent_type": "general-purpose"},
     ),
-    lingers=True,
     off=("usage statistics", "telemetry", "auto-update"),
     command=_command,
     events=stream_json,

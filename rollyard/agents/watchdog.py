@@ -17,7 +17,8 @@ BUSY_SHARE = 0.02  # of one core: an idle Node process uses less, a working one 
 
 class ActivitySample(msgspec.Struct, frozen=True, kw_only=True):
     """What is known at one moment. `cpu_s` is the CPU time of the whole process tree so far, None where it is not known;
-    `last_output_at` and `last_call_at` are times of its latest signs of life. `done_at` is when it said that it is done, None
+    `last_output_at` and `last_call_at` are times of its latest signs of life. It counts as busy where it was not `looked` at,
+    because it had just shown such a sign. `done_at` is when it said that it is done, None
     once a later event has taken that back."""
 
     at: float
@@ -25,6 +26,7 @@ class ActivitySample(msgspec.Struct, frozen=True, kw_only=True):
     last_output_at: float
     last_call_at: float = 0.0
     cpu_s: float | None = None
+    looked: bool = True
     done_at: float | None = None
 
 
@@ -38,7 +40,7 @@ class Watchdog:
 
     def see(self, now: ActivitySample) -> State:
         before, self._last = self._last, now
-        if self._busy_at is None or now.in_flight or self._burns_cpu(before, now):
+        if self._busy_at is None or now.in_flight or not now.looked or self._burns_cpu(before, now):
             self._busy_at = now.at
         quiet_since = max(self._busy_at, now.last_output_at, now.last_call_at)
         if now.in_flight:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import statistics
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -22,6 +23,7 @@ from rollyard.tasks.taskset import Taskset
 from rollyard.testing.tasks import CheckOptions, TaskCheck, check_each
 
 _REASON = 300
+_RULES = re.compile(r"[=_-]{5,}")  # lines that logs are divided by
 
 
 class DatasetCheck(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,4 +190,6 @@ def _rewards(rewards: Sequence[float | None]) -> str:
 
 
 def _line(text: str) -> str:
-    return " ".join(text.split())[:_REASON]
+    """In one line; of a long text the beginning, which says what failed, and the end, where logs say why."""
+    whole = " ".join(_RULES.sub(" ", text).split())
+    return whole if len(whole) <= _REASON else f"{whole[: _REASON // 3]} ... {whole[-_REASON * 2 // 3 :]}"

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import anyio
 import msgspec
 
+from rollyard.core.errors import Error
 from rollyard.core.protocols import Backend
 from rollyard.core.scratch import scratch
 from rollyard.core.task import Task
@@ -59,17 +60,20 @@ async def find_leaks(
         await anyio.to_thread.run_sync(_write_probe, folder, needles)
         steps = tuple(msgspec.structs.replace(step, solution=str(folder), verifier=None) for step in task.steps[:1])
         probe = msgspec.structs.replace(task, solution=str(folder), solution_env={}, verifier=None, steps=steps)
-        done = await run_rollout(
-            probe,
-            agent="oracle",
-            policy=scripted([]),
-            sandbox=backend,
-            provision=provision,
-            network=network,
-            build_network=build_network,
-            pull=pull,
-            allow_unsafe=allow_unsafe,
-        )
+        try:
+            done = await run_rollout(
+                probe,
+                agent="oracle",
+                policy=scripted([]),
+                sandbox=backend,
+                provision=provision,
+                network=network,
+                build_network=build_network,
+                pull=pull,
+                allow_unsafe=allow_unsafe,
+            )
+        except Error:
+            return []  # the proofs say so
     if done.failure is not None and done.failure.stage in ("provision", "install", "prepare"):
         return []  # the proofs say so
     return list(read_findings(done.log.decode("utf-8", "replace")))
@@ -159,7 +163,7 @@ def _groups(text: str, shown: set[str], given: list[set[str]]) -> list[list[str]
     """Lines that are found together where the answer is: of a patch those that it adds, of a script its here-documents and
     itself, of another file itself. What was `shown` already, by the question or in a file of that name, is no answer; nor are
     the lines of a `given` file of another name that has most of them and lacks some: it is what has to be repaired."""
-    patch = _added(text)
+    patch = _list_added(text)
     parts = [patch] if patch else [text.splitlines(), *(body.splitlines() for _, body in _HEREDOC.findall(text))]
     long = [{line.strip() for line in part if len(line.strip()) >= _SHORTEST_LINE} - shown for part in parts]
     if not patch:
@@ -171,7 +175,7 @@ def _is_faulty(given: set[str], answer: set[str]) -> bool:
     return len(answer) / 2 <= len(given & answer) < len(answer)
 
 
-def _added(text: str) -> list[str]:
+def _list_added(text: str) -> list[str]:
     """Of a patch, or of one inside a script."""
     if not _HUNK.search(text):
         return []
@@ -182,7 +186,7 @@ def _added(text: str) -> list[str]:
 
 
 def _words(text: str) -> set[str]:
-    added = " ".join(_added(text))
+    added = " ".join(_list_added(text))
     taken = set(_WORD.findall("\n".join(line for line in text.splitlines() if not line.startswith("+"))))
     return set(_WORD.findall(added)) - taken
 

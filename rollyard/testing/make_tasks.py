@@ -35,7 +35,8 @@ _MOST_TRIED = 40  # candidates for each task that is wanted, before a package is
 
 
 class MakeOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """`packages` are what the package and its tests need, as pip names them with their versions."""
+    """`count` is for each package. `packages` are what it and its tests need, as pip names them with their versions. `repeats`
+    is how often the tests are seen to pass without a fault and to fail with one; the last times in the task itself."""
 
     count: int = 50
     seed: int = 0
@@ -59,34 +60,59 @@ class TriedFault(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MadeTasks(msgspec.Struct, frozen=True, kw_only=True):
-    """`tests` is how many tests judge each task; `left_out` are those that fail or are flaky without any fault."""
+    """`tests` is how many tests judge each task; `left_out` are those that fail or are flaky without any fault. `problem` is why
+    the package gives no tasks at all."""
 
     package: str
-    tests: int
-    left_out: tuple[str, ...]
-    made: tuple[str, ...]
-    tried: tuple[TriedFault, ...]
+    tests: int = 0
+    left_out: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
+    tried: tuple[TriedFault, ...] = ()
+    problem: str | None = None
 
 
 async def make_tasks(
-    source: str,
+    sources: Sequence[str],
     out: Path,
     backend: Backend,
     options: MakeOptions,
     *,
     tell: Callable[[TriedFault], None] = lambda fault: None,
-) -> MadeTasks:
-    """Task folders below `out`. `tell` hears of each fault as it is judged."""
+) -> list[MadeTasks]:
+    """Task folders below `out`, of one package after the other. `tell` hears of each fault as it is judged. Of several packages
+    one whose tests cannot be used costs its own tasks alone."""
     if out.exists() and (out.is_file() or any(out.iterdir())):
         raise ConfigError(f"{out} is not empty", hint="name a new folder")
-    package = await anyio.to_thread.run_sync(open_package, source)
-    order = await anyio.to_thread.run_sync(order_faults, package, options)
-    provision = Provision.of(backend)
     suite = SuiteOptions(layer=_layer(options.packages), image=options.image, timeout_s=options.timeout_s)
+    packages = [await anyio.to_thread.run_sync(open_package, source) for source in sources]
+    orders = [await anyio.to_thread.run_sync(order_faults, package, options) for package in packages]
+    if twice := [name for name, count in Counter(package.name for package in packages).items() if count > 1]:
+        raise ConfigError(f"{twice[0]} is named twice", hint="name each package once")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"{out} cannot be made: {error.strerror or error}", hint="name another folder") from error
+    done: list[MadeTasks] = []
+    for package, order in zip(packages, orders, strict=True):
+        try:
+            done.append(await _make_of(package, order, out, backend, suite, options, tell))
+        except ConfigError as error:
+            if len(packages) == 1:
+                raise
+            done.append(MadeTasks(package=package.name, problem=str(error)))
+    return done
+
+
+async def _make_of(
+    package: PackageSource,
+    order: Sequence[tuple[int, Mutation]],
+    out: Path,
+    backend: Backend,
+    suite: SuiteOptions,
+    options: MakeOptions,
+    tell: Callable[[TriedFault], None],
+) -> MadeTasks:
+    provision = Provision.of(backend)
     async with open_suite(package, suite, backend, provision) as first:
         stable = await find_stable(first, options.repeats)
     suite = msgspec.structs.replace(suite, arguments=stable.arguments)
@@ -95,7 +121,7 @@ async def make_tasks(
     async def work() -> None:
         async with open_suite(package, suite, backend, provision) as opened:
             for number, fault in waiting:
-                tried[number] = await _try(fault, opened, out, provision, options)
+                tried[number] = await try_fault(fault, opened, out, provision, options)
                 tell(tried[number])
                 if sum(one.reason is None for one in tried.values()) >= options.count:
                     return
@@ -159,9 +185,11 @@ def order_faults(package: PackageSource, options: MakeOptions) -> list[tuple[int
     return list(enumerate(fault for _, _, fault in ranked[: options.count * _MOST_TRIED]))
 
 
-async def _try(
+async def try_fault(
     fault: Mutation, suite: PackageSuite, out: Path, provision: Provision, options: MakeOptions
 ) -> TriedFault:
+    """The repair is the package as it was, which the tests passed `repeats` times before any fault was tried; the fault is tried
+    here once before it is a task."""
     told = TriedFault(name=name_task(suite.package, fault), kind=fault.kind, path=fault.path, function=fault.function)
     reject = partial(msgspec.structs.replace, told)
     if not fault.is_sound():  # on the loop's thread: CPython 3.11 parses in one thread at a time, or raises SystemError
@@ -174,7 +202,7 @@ async def _try(
         await anyio.to_thread.run_sync(write_bug_task, place, suite.package, fault, suite.options, found.failing)
         try:
             task = await anyio.to_thread.run_sync(load_folder, place)
-            check = await check_task(task, suite.backend, CheckOptions(repeats=options.repeats), provision)
+            check = await check_task(task, suite.backend, CheckOptions(repeats=max(1, options.repeats - 1)), provision)
         except Error as error:
             return reject(reason=f"it cannot be run: {error}")
         wrong = [f"{finding.where}: {finding.message}" for finding in check.findings if finding.level == "error"]
@@ -188,11 +216,27 @@ def tabulate(made: MadeTasks) -> Iterator[dict[str, str]]:
     """One row for each kind of fault, with the reasons for those that are no tasks."""
     for kind in dict.fromkeys(fault.kind for fault in made.tried):
         faults = [fault for fault in made.tried if fault.kind == kind]
-        left_out = [fault for fault in faults if fault.name not in made.made]
-        reasons = Counter((fault.reason or "enough were made").partition(":")[0] for fault in left_out)
         yield {
             "kind": kind,
             "tried": str(len(faults)),
             "made": str(sum(fault.name in made.made for fault in faults)),
-            "left out because": "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common()),
+            "left out because": _reasons(made, faults),
         }
+
+
+def tabulate_packages(done: Sequence[MadeTasks]) -> Iterator[dict[str, str]]:
+    """One row for each package."""
+    for made in done:
+        yield {
+            "package": made.package,
+            "tests": str(made.tests),
+            "tried": str(len(made.tried)),
+            "made": str(len(made.made)),
+            "left out because": made.problem or _reasons(made, made.tried),
+        }
+
+
+def _reasons(made: MadeTasks, faults: Sequence[TriedFault]) -> str:
+    left_out = [fault for fault in faults if fault.name not in made.made]
+    reasons = Counter((fault.reason or "enough were made").partition(":")[0] for fault in left_out)
+    return "; ".join(f"{reason} ({count})" for reason, count in reasons.most_common())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,7 @@ import msgspec
 
 from rollyard.core.egress import parse_build_wish, parse_wish
 from rollyard.core.errors import Error
-from rollyard.core.protocols import Backend
+from rollyard.core.protocols import Backend, RemovesStates
 from rollyard.core.rollout import Rollout
 from rollyard.core.scratch import scratch
 from rollyard.core.task import Task
@@ -79,6 +79,7 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     allow_unsafe: bool = False
     filter: str | None = None
     trivial: bool = False  # answers that know nothing of the task are tried too
+    keep_built: bool = True  # False: what was built for a task is removed once no other of the tasks begins with it
 
     def __post_init__(self) -> None:
         parse_wish(self.network)
@@ -117,18 +118,47 @@ async def check_each(
 ) -> AsyncGenerator[TaskCheck]:
     send, receive = anyio.create_memory_object_stream[TaskCheck](len(tasks) or 1)
     limiter = anyio.CapacityLimiter(options.parallel)
+    builds = None if options.keep_built else _Builds(tasks, backend)
 
-    async def one(task: Task) -> None:
+    async def one(number: int, task: Task) -> None:
         async with limiter:
-            await send.send(await check_task(task, backend, options, provision))
+            own = provision if builds is None else Provision.of(backend)
+            check = await check_task(task, backend, options, own)
+            if builds is not None:
+                await builds.give_back(number, own.made_states)
+            await send.send(check)
 
     async with anyio.create_task_group() as group:
-        for task in tasks:
-            group.start_soon(one, task)
+        for number, task in enumerate(tasks):
+            group.start_soon(one, number, task)
         for _ in tasks:
             yield await receive.receive()
     send.close()
     receive.close()
+
+
+class _Builds:
+    """What was built for tasks of one check, until no task that is still to be judged begins with it."""
+
+    def __init__(self, tasks: Sequence[Task], backend: Backend) -> None:
+        self._backend = backend
+        self._provision = Provision.of(backend)
+        self._left = dict(enumerate(tasks))
+        self._foreseen: dict[int, frozenset[str]] = {}
+        self._made: set[str] = set()
+
+    async def give_back(self, number: int, made: Collection[str]) -> None:
+        """The task of this number is judged, and `made` was built for it."""
+        del self._left[number]
+        self._made |= set(made)
+        if not self._made or not isinstance(self._backend, RemovesStates):
+            return
+        for other, task in list(self._left.items()):
+            if other not in self._foreseen:
+                self._foreseen[other] = frozenset(await self._provision.foresee_states(task, self._backend))
+        gone = self._made.difference(*(self._foreseen[other] for other in self._left))
+        await self._backend.remove_states(gone)
+        self._made -= gone
 
 
 async def check_task(task: Task, backend: Backend, options: CheckOptions, provision: Provision) -> TaskCheck:

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from rollyard import agents
-from rollyard.agents.table import option_table, table
 from rollyard.testing.launches import launch
+from tests.agents.agent_tables import option_table, table
 
 DOCS = Path(__file__).parents[2] / "docs"
 TABLES = {

@@ -59,3 +59,7 @@ def test_a_call_after_done_takes_the_word_back():
 
 def test_a_call_in_flight_is_never_cut_off_as_lingering():
     assert watch(at(10, done_at=1.0, in_flight=1)) == ["working"]
+
+
+def test_an_agent_that_was_not_looked_at_counts_as_busy():
+    assert watch(at(0), at(30, looked=False, cpu_s=None), at(89), at(91))[-2:] == ["working", "parked"]

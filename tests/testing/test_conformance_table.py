@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rollyard.testing.sandbox import cases, table
+from rollyard.testing.sandbox import cases
 from rollyard.testing.sandbox.verdict import examine_backend
+from tests.testing import conformance_table as table
 
 PAGE = Path(__file__).parents[2] / "docs" / "sandboxes" / "index.md"
 PLACE = PAGE.parent / "conformance"

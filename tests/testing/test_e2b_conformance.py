@@ -10,9 +10,10 @@ import pytest
 from rollyard.sandbox import backend
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.testing.pytest_adapter import conformance, hold
-from rollyard.testing.sandbox import SandboxFixture, cases, missing, table
+from rollyard.testing.sandbox import SandboxFixture, cases, missing
 from rollyard.testing.suite import run_case
 from tests.plane.e2b_server import serving
+from tests.testing import conformance_table as table
 
 pytest.importorskip("e2b", reason="the e2b SDK is not installed")
 pytestmark = pytest.mark.anyio

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from rollyard.testing.pytest_adapter import conformance, hold
-from rollyard.testing.sandbox import cases, table
+from rollyard.testing.sandbox import cases
 from rollyard.testing.sandbox.verdict import examine_backend
+from tests.testing import conformance_table as table
 
 pytestmark = [pytest.mark.anyio, pytest.mark.engine, pytest.mark.slow]
 PLACE = Path(__file__).parents[2] / "docs" / "sandboxes" / "conformance"

@@ -9,9 +9,10 @@ import pytest
 
 from rollyard.sandbox import backend
 from rollyard.testing.pytest_adapter import hold
-from rollyard.testing.sandbox import SandboxFixture, cases, missing, table
+from rollyard.testing.sandbox import SandboxFixture, cases, missing
 from rollyard.testing.suite import run_case
 from tests.sandbox import sshd
+from tests.testing import conformance_table as table
 
 pytestmark = pytest.mark.anyio
 PLACE = Path(__file__).parents[2] / "docs" / "sandboxes" / "conformance"

@@ -10,10 +10,11 @@ import pytest
 from rollyard.sandbox import backend
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.testing.pytest_adapter import hold
-from rollyard.testing.sandbox import SandboxFixture, cases, missing, table
+from rollyard.testing.sandbox import SandboxFixture, cases, missing
 from rollyard.testing.suite import run_case
 from tests.sandbox import sdks
 from tests.sandbox.remote_servers import serving
+from tests.testing import conformance_table as table
 
 pytestmark = pytest.mark.anyio
 PLACE = Path(__file__).parents[2] / "docs" / "sandboxes" / "conformance"

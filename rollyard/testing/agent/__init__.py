@@ -1,7 +1,7 @@
 """The agent conformance suite: what an agent must do in a sandbox, through the gate, on a model that follows a script.
 
 async with ry.sandbox.backend("local") as backend:
-    async for outcome in check_agent(Ground(agent=ry.agents.get("pi"), backend=backend)):
+    async for outcome in check_agent(AgentFixture(agent=ry.agents.get("pi"), backend=backend)):
         print(outcome.id, outcome.result, outcome.why)
 """
 

@@ -55,7 +55,7 @@ async def parks(ground: AgentFixture) -> None:
     check(failure is not None and failure.cause == "AgentParked", f"it ended as {failure}")
 
 
-@case("W6", "is gone with its whole tree before anybody judges it", needs=("model", "shell"), timeout=300)
+@case("W6", "is gone with its whole tree before it is judged", needs=("model", "shell"), timeout=300)
 async def tree_gone(ground: AgentFixture) -> None:
     left: list[str] = []
 

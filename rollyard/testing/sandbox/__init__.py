@@ -1,7 +1,7 @@
-"""The sandbox conformance suite: what every backend owes, as cases that any backend can be held against.
+"""The sandbox conformance suite: what every backend owes, as cases that can be run with any backend.
 
 async with ry.sandbox.backend("local") as backend:
-    async for outcome in check_sandbox(Ground(backend=backend, name="local")):
+    async for outcome in check_sandbox(SandboxFixture(backend=backend, name="local")):
         print(outcome.id, outcome.result, outcome.why)
 """
 

@@ -99,5 +99,5 @@ def _share(scratch: str) -> str:
 def _option(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise ConfigError(f"{text!r} is no option", hint="write --option name=value")
+        raise ConfigError(f"{text!r} is not an option", hint="write --option name=value")
     return name, value

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.core.errors import ConfigError
-from rollyard.testing.venvs import make_venv, venv_path
+from tests.servers.venvs import make_venv, venv_path
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def index(tmp_path, monkeypatch):
 
 
 def test_processes_that_want_the_same_venv_share_one_and_its_programs_start(index):
-    ask = "from rollyard.testing.venvs import make_venv; print(make_venv('greeter', ['greeter==1.0']))"
+    ask = "from tests.servers.venvs import make_venv; print(make_venv('greeter', ['greeter==1.0']))"
     asking = [subprocess.Popen([sys.executable, "-c", ask], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     first, second = (process.communicate(timeout=120)[0].strip() for process in asking)
     assert first == second == str(venv_path("greeter", ["greeter==1.0"]) / "bin" / "python")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from rollyard.core.cache import cache_home, make_once
 from rollyard.core.errors import PolicyError
-from rollyard.testing.smollm import weights
+from tests.servers.smollm import weights
 
 VERSION = "0.32.0"
 MODEL = "smol"

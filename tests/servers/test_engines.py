@@ -14,7 +14,7 @@ import pytest
 from rollyard.core.errors import ConfigError
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend
-from rollyard.testing.engines import lacking, start, stop
+from tests.servers.engines import lacking, start, stop
 
 
 def traces(place):
@@ -86,7 +86,7 @@ def test_the_commands_behind_make_docker_start_one_that_check_sandbox_works_on_a
                 [sys.executable, *argv], env={**env, **more}, capture_output=True, text=True, timeout=300
             )
 
-        engines = ["-m", "rollyard.testing.engines"]
+        engines = ["-m", "tests.servers.engines"]
         try:
             started = run(*engines, "start", kind)
             assert started.returncode == 0, started.stderr
@@ -107,7 +107,7 @@ def test_the_commands_behind_make_docker_start_one_that_check_sandbox_works_on_a
 
 @pytest.mark.parametrize("argv", [[], ["start"], ["begin", "docker"]])
 def test_the_engine_command_says_how_it_is_used(argv):
-    done = subprocess.run([sys.executable, "-m", "rollyard.testing.engines", *argv], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "tests.servers.engines", *argv], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "") and "start|stop docker|podman" in done.stderr
 
 
@@ -115,7 +115,7 @@ def test_make_runs_those_commands():
     said = subprocess.run(
         ["make", "-n", "docker-stop", "ENGINE=podman"], cwd=Path(__file__).parents[2], capture_output=True, text=True
     )
-    assert "rollyard.testing.engines stop podman" in said.stdout
+    assert "tests.servers.engines stop podman" in said.stdout
 
 
 def _read(path):

@@ -49,7 +49,7 @@ def _fetch_weights(target: Path) -> None:
 @contextmanager
 def llama_server(*, context: int = 2048, parallel: int = 2) -> Generator[str]:
     """Starts the server and yields its root url (`/v1` and `/completion` are below it)."""
-    command = [sys.executable, "-m", "rollyard.testing.smollm", str(weights()), str(context), str(parallel)]
+    command = [sys.executable, "-P", __file__, str(weights()), str(context), str(parallel)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         try:
             assert server.stdout is not None

@@ -24,7 +24,7 @@ from rollyard.core.errors import ConfigError, SandboxUnavailable
 from rollyard.core.sandbox import DEFAULT_PATH
 from rollyard.sandbox.docker.engine import DockerEngine
 from rollyard.sandbox.docker.images import HOST_IMAGE, load
-from rollyard.testing.rootfs import rootfs_tar
+from tests.servers.rootfs import rootfs_tar
 
 START_S = 60.0
 STOP_S = 30.0
@@ -205,7 +205,7 @@ def _outside(place: Path) -> list[str]:
 def main(argv: list[str]) -> int:
     """`start` or `stop`, and the kind: what `make docker` runs."""
     if len(argv) != 2 or argv[0] not in ("start", "stop") or argv[1] not in PROGRAMS:
-        sys.stderr.write(f"usage: python -m rollyard.testing.engines start|stop {'|'.join(PROGRAMS)}\n")
+        sys.stderr.write(f"usage: python -m tests.servers.engines start|stop {'|'.join(PROGRAMS)}\n")
         return 2
     verb, kind = argv
     place = Path(tempfile.gettempdir(), f"rollyard-{kind}")

@@ -28,7 +28,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rollyard.core.errors import Error
-from rollyard.testing.postgres import free_port
+from tests.servers.postgres import free_port
 
 OBJECTS_BYTES = 80 << 20
 MOST_GROWN, IDLE_S = 3, 3.0
