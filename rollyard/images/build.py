@@ -1,7 +1,7 @@
 """Carrying out a Dockerfile on any backend that can snapshot: no daemon, one cached state per instruction.
 
 A state's key is a hash of its parent's key, the instruction with its variables replaced, and the files it copies. An
-instruction whose key is known costs a look-up; the first unknown one opens a sandbox, and every state after it is kept. What
+instruction whose key is known costs a look-up; an unknown one is carried out in a sandbox of its own, which is kept. What
 cannot be honoured is an error that names the line, never a silent skip. A `RUN` that needs the network is run like any
 other, and its failure is shown.
 """
@@ -17,15 +17,23 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from rollyard.core.errors import CommandFailed, ConfigError, SandboxError, UnknownName, Unsupported
+from rollyard.core.errors import CommandFailed, ConfigError, Error, SandboxError, UnknownName, Unsupported
 from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, Sandbox
 from rollyard.core.sandbox import DEFAULT_PATH, SandboxSpec, is_path
 from rollyard.core.scratch import async_scratch
 from rollyard.images import dockerfile, dockerfile_words
 from rollyard.images.build_context import Context
-from rollyard.images.build_copy import CopyInstruction, assemble, fetch, put
-from rollyard.images.build_types import BuildCache, BuildOptions, Built, Images, NoCache
+from rollyard.images.build_copy import CopyInstruction, assemble, copy_key, fetch, put
+from rollyard.images.build_types import (
+    BuildCache,
+    BuildOptions,
+    Built,
+    ForeseenImages,
+    ForeseenStates,
+    Images,
+    NoCache,
+)
 from rollyard.images.dockerfile import BuildPlan, Instruction
 from rollyard.images.mirrors import find_usable
 
@@ -61,6 +69,24 @@ async def build(
         raise SandboxError(
             f"{plan.file}: not built within {options.timeout_s:g} s (environment.build_timeout_sec)"
         ) from None
+
+
+async def foresee_states(
+    folder: str | Path, backend: Backend, images: Images, options: BuildOptions | None = None
+) -> tuple[str, ...]:
+    """The keys of the states that a build would keep, without carrying it out: up to an instruction that copies out of another
+    stage or image, or that cannot be honoured."""
+    options = options or BuildOptions()
+    root, keys = Path(folder), ForeseenStates()
+    known = ForeseenImages(images, keys)
+    deadline = Deadline.after(options.timeout_s, "environment.build_timeout_sec")
+    try:
+        plan = await anyio.to_thread.run_sync(lambda: dockerfile.read(root / options.dockerfile, args=options.args))
+        builder = _Builder(plan, Context(root, options.dockerfile), backend, known, keys, options, deadline)
+        await builder.stage(len(plan.stages) - 1)
+    except Error:
+        pass  # the build will say so itself
+    return tuple(keys.keys)
 
 
 async def carry_out(
@@ -101,15 +127,15 @@ class _Builder:
         self.plan, self.context, self.backend, self.images = plan, context, backend, images
         self.cache, self.options, self.deadline = cache, options, deadline
         self.done: dict[int, Built] = {}
+        self.ids: dict[str, str] = {}  # what the names of images meant when they were first looked up
 
     async def stage(self, number: int) -> Built:
         if number not in self.done:
-            async with AsyncExitStack() as stack:
-                run = _StageRun(self, number, stack)
-                await run.begin()
-                for item in self.plan.stages[number].instructions:
-                    await run.step(item)
-                self.done[number] = run.built
+            run = _StageRun(self, number)
+            await run.begin()
+            for item in self.plan.stages[number].instructions:
+                await run.step(item)
+            self.done[number] = run.built
         return self.done[number]
 
     async def base(self, number: int) -> Built:
@@ -135,6 +161,7 @@ class _Builder:
             found = await self.images.resolve(name)
         except UnknownName as error:
             raise self.plan.fail(line, f"FROM {name}: {error.message}", error.hint) from error
+        self.ids.setdefault(name, found.image)
         env = dict(found.env) if self.place is not None else {"PATH": DEFAULT_PATH, **found.env}
         return Built(
             image=name,
@@ -148,7 +175,7 @@ class _Builder:
     def spec(self, image: str) -> SandboxSpec:
         options = self.options
         return SandboxSpec(
-            image=image,
+            image=self.ids.get(image, image),
             labels={"rollyard.build": self.plan.file[-200:]},
             ttl_s=options.timeout_s + 60.0,
             resources=options.resources,
@@ -179,20 +206,19 @@ class InPlace:
 
 
 class _StageRun:
-    """One stage being built: its state so far, and the sandbox that has it, once one was needed."""
+    """One stage being built, and its state so far."""
 
-    def __init__(self, builder: _Builder, number: int, stack: AsyncExitStack) -> None:
-        self.builder, self.number, self.stack = builder, number, stack
+    def __init__(self, builder: _Builder, number: int) -> None:
+        self.builder, self.number = builder, number
         self.plan = builder.plan
         self.args: dict[str, str] = {}
-        self.sandbox: Sandbox | None = None
         self.key = ""
         self.built = Built(image="")
 
     async def begin(self) -> None:
         base = await self.builder.base(self.number)
         self.built = msgspec.structs.replace(base, ran=0, cached=0)
-        self.key = hashlib.sha256(f"image\0{base.image}".encode()).hexdigest()
+        self.key = hashlib.sha256(f"image\0{self.builder.ids.get(base.image, base.image)}".encode()).hexdigest()
 
     @property
     def values(self) -> dict[str, str]:
@@ -328,27 +354,40 @@ class _StageRun:
 
     async def _copy_or_add(self, item: Instruction) -> None:
         origin = item.flag("from")
+        request = CopyInstruction(
+            item=item,
+            words=tuple(self._words(item)),
+            workdir=self.built.workdir,
+            chown=self._expand(item.flag("chown") or "") or None,
+            chmod=self._expand(item.flag("chmod") or "") or None,
+            expand=self._expand,
+        )
+        if origin is None:
+            await self._copy_from_context(item, request)
+        elif self.builder.place is None or self.builder.place.sandbox is not None:
+            await self._copy_from_image(item, request, self._expand(origin))
+
+    async def _copy_from_context(self, item: Instruction, request: CopyInstruction) -> None:
+        """Files are assembled where the state is not known: looking a state up copies nothing."""
+        context = self.builder.context
+        key = await anyio.to_thread.run_sync(copy_key, request, context)
+
+        async def copy(sandbox: Sandbox) -> None:
+            async with async_scratch("copy") as folder:
+                tree = await anyio.to_thread.run_sync(assemble, request, context, folder)
+                await put(sandbox, tree, request, max(1.0, self.builder.deadline.left))
+
+        await self._state(item, ("copy", key, request.target, request.chown or "", request.chmod or ""), copy)
+
+    async def _copy_from_image(self, item: Instruction, request: CopyInstruction, origin: str) -> None:
         async with async_scratch("copy") as folder:
-            request = CopyInstruction(
-                item=item,
-                words=tuple(self._words(item)),
-                workdir=self.built.workdir,
-                chown=self._expand(item.flag("chown") or "") or None,
-                chmod=self._expand(item.flag("chmod") or "") or None,
-                expand=self._expand,
-            )
-            if origin is None:
-                tree = await anyio.to_thread.run_sync(assemble, request, self.builder.context, folder)
-            else:
-                if self.builder.place is not None and self.builder.place.sandbox is None:
-                    return
-                async with self._origin(self._expand(origin), item.line) as other:
-                    tree = await fetch(request, other, folder)
-            identity = ("copy", tree.digest, tree.target, str(tree.into), request.chown or "", request.chmod or "")
+            async with self._origin(origin, item.line) as other:
+                tree, key = await fetch(request, other, folder)
 
             async def copy(sandbox: Sandbox) -> None:
                 await put(sandbox, tree, request, max(1.0, self.builder.deadline.left))
 
+            identity = ("fetch", key, tree.target, str(tree.into), request.chown or "", request.chmod or "")
             await self._state(item, identity, copy)
 
     @asynccontextmanager
@@ -359,6 +398,8 @@ class _StageRun:
             await self.builder.stage(number)
             yield await place.stage_sandbox(self.builder, number)
             return
+        if isinstance(self.builder.cache, ForeseenStates):
+            raise Unsupported(f"{self.plan.file}:{line}: what {name!r} has is known once it is built")
         async with self.builder.backend.open(await self._other(name, line)) as other:
             yield other
 
@@ -371,7 +412,8 @@ class _StageRun:
         return self.builder.spec(built.image)
 
     async def _state(self, item: Instruction, identity: tuple[str, ...], act: _Act) -> None:
-        """Move on to the state after `item`: from the cache, or by acting on it and keeping what came out."""
+        """Move on to the state after `item`: from the cache, or by acting on it and keeping what came out. Each has a sandbox of
+        its own, so that what is kept is what this instruction wrote, and no process of one lives on in the next."""
         if self.builder.place is not None:
             last = self.number == len(self.plan.stages) - 1
             sandbox = self.builder.place.sandbox
@@ -383,16 +425,13 @@ class _StageRun:
         self.key = hashlib.sha256(text.encode()).hexdigest()
         name = f"{self.builder.backend.name}-{self.key}"
         known = self.builder.cache.get(name)
-        if known is not None and self.sandbox is None and await self._alive(known.decode(), name):
+        if known is not None and await self._alive(known.decode(), name):
             self.set(image=known.decode(), cached=self.built.cached + 1)
             self.say("kept from an earlier build")
             return
-        if self.sandbox is None:
-            self.sandbox = await self.stack.enter_async_context(
-                self.builder.backend.open(self.builder.spec(self.built.image))
-            )
-        await act(self.sandbox)
-        image = await self.sandbox.snapshot()
+        async with self.builder.backend.open(self.builder.spec(self.built.image)) as sandbox:
+            await act(sandbox)
+            image = await sandbox.snapshot()
         self.builder.cache.put(name, image.encode())
         self.set(image=image, ran=self.built.ran + 1)
 

@@ -12,6 +12,7 @@ import io
 import os
 import re
 import shutil
+import stat
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -150,6 +151,27 @@ class Context:
                     shutil.copy2(source, place / entry, follow_symlinks=False)
         _prune_empty(item.path, root, self)
 
+    def key(self, item: ContextSource, *, exclude: Sequence[str] = ()) -> str:
+        """A hash of what `copy` makes of a source, found without copying: names, kinds, modes and contents."""
+        if not item.path.is_dir():
+            return _file_key(item.path)
+        out = [glob_pattern(pattern) for pattern in exclude]
+        lines: list[str] = []
+        holding: set[Path] = set()  # folders with something in them that is copied
+        for folder, folders, files in os.walk(item.path, topdown=False):
+            here = Path(folder)
+            for entry in [*files, *(f for f in folders if (here / f).is_symlink())]:
+                source = here / entry
+                inner = source.relative_to(item.path).as_posix()
+                if self.ignored(source.relative_to(self.root).as_posix()) or any(p.fullmatch(inner) for p in out):
+                    continue
+                lines.append(f"{inner}\0{_entry_key(source)}")
+                holding.add(here)
+            if here == item.path or here in holding or not self.ignored(here.relative_to(self.root).as_posix()):
+                lines.append(f"{here.relative_to(item.path).as_posix()}\0dir\0{here.stat().st_mode:o}")
+                holding.add(here.parent)
+        return _hash_lines(sorted(lines))
+
 
 def _prune_empty(source: Path, target: Path, context: Context) -> None:
     """Folders that only hold ignored things are not copied."""
@@ -164,26 +186,42 @@ def _prune_empty(source: Path, target: Path, context: Context) -> None:
             here.rmdir()
 
 
-def unpack_local(archive: Path, target: Path) -> bool:
-    """Extract a local tar (plain, gz, bz2, xz) as ADD does. False: it is not one."""
-    if not archive.is_file() or not tarfile.is_tarfile(archive):
-        return False
+def unpack_local(archive: Path, target: Path) -> None:
+    """Extract a local tar as ADD does."""
     with archive.open("rb") as stream:
         unpack(stream, target, passing=True)
-    return True
+
+
+def is_archive(path: Path) -> bool:
+    """Whether ADD extracts it: a local tar, plain or compressed by gzip, bzip2 or xz."""
+    return path.is_file() and tarfile.is_tarfile(path)
 
 
 def tree_key(root: Path) -> str:
-    """Names, kinds, modes and contents of a tree, as a hash: the cache key of a copy."""
+    """Names, kinds, modes and contents of a tree, as a hash: the cache key of a copy out of another image."""
+    paths = sorted(root.rglob("*"), key=lambda p: p.relative_to(root).as_posix())
+    return _hash_lines([f"{path.relative_to(root).as_posix()}\0{_entry_key(path)}" for path in paths])
+
+
+def _entry_key(path: Path) -> str:
+    mode = path.lstat().st_mode
+    if stat.S_ISLNK(mode):
+        return f"link\0{path.readlink()}"
+    return f"dir\0{mode:o}" if stat.S_ISDIR(mode) else _file_key(path)
+
+
+def _file_key(path: Path) -> str:
+    """Its mode and content. What is no file (a socket, a pipe) has none, and is not opened."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        return f"{mode:o}"
+    with path.open("rb") as handle:
+        return f"{mode:o}\0{hashlib.file_digest(handle, 'sha256').hexdigest()}"
+
+
+def _hash_lines(lines: Sequence[str]) -> str:
+    """A name may have line breaks in it: each line counts by its own hash."""
     outer = hashlib.sha256()
-    for path in sorted(root.rglob("*"), key=lambda p: p.relative_to(root).as_posix()):
-        name = path.relative_to(root).as_posix()
-        if path.is_symlink():
-            outer.update(f"{name}\0link\0{path.readlink()}\n".encode())
-        elif path.is_dir():
-            outer.update(f"{name}\0dir\0{path.stat().st_mode:o}\n".encode())
-        else:
-            with path.open("rb") as handle:
-                content = hashlib.file_digest(handle, "sha256").hexdigest()
-            outer.update(f"{name}\0{path.stat().st_mode:o}\0{content}\n".encode())
+    for line in lines:
+        outer.update(hashlib.sha256(os.fsencode(line)).digest())
     return outer.hexdigest()

@@ -6,6 +6,7 @@ destination's name, unless a folder of that name is already there.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from rollyard.core import folders
 from rollyard.core.errors import CommandFailed, PathError, Unsupported
 from rollyard.core.protocols import Sandbox
 from rollyard.images.archives import clear
-from rollyard.images.build_context import Context, ContextSource, glob_pattern, tree_key, unpack_local
+from rollyard.images.build_context import Context, ContextSource, glob_pattern, is_archive, tree_key, unpack_local
 from rollyard.images.dockerfile import Instruction
 
 _REMOTE = re.compile(r"(https?|ftp|git|ssh)://|git@|.*\.git(#.*)?$")
@@ -56,41 +57,70 @@ class CopyTree(msgspec.Struct, frozen=True, kw_only=True):
     root: Path
     target: str
     into: bool | None
-    digest: str
 
 
-def assemble(request: CopyInstruction, context: Context, scratch: Path) -> CopyTree:
-    """A tree out of the build folder and here-documents."""
-    item, target = request.item, request.target
-    found: list[ContextSource] = []
+def copy_key(request: CopyInstruction, context: Context) -> str:
+    """A hash of what the instruction copies out of the build folder and here-documents, found without copying any of it: an
+    archive counts by its bytes."""
+    exclude = _excluded(request)
+    parts = [request.words[-1], *exclude]
+    for entry in _find(request, context):
+        kind = "archive" if _extracts(request, entry) else "folder" if entry.path.is_dir() else "file"
+        name = Path(entry.name).name if kind == "file" else ""
+        parts += [kind, name, context.key(entry, exclude=exclude)]
+    for name, text in _here_documents(request):
+        parts += ["here", name, text]
+    return hashlib.sha256("".join(f"{len(part)} {part}" for part in parts).encode()).hexdigest()
+
+
+def _excluded(request: CopyInstruction) -> list[str]:
+    return [value for name, value in request.item.flags if name == "exclude"]
+
+
+def _find(request: CopyInstruction, context: Context) -> list[ContextSource]:
+    item, found = request.item, list[ContextSource]()
     for source in request.sources:
         if item.kind == "ADD" and _REMOTE.match(source):
             raise Unsupported(
                 f"ADD {source}: remote sources are not fetched", hint="put the file into the build folder"
             )
         found.extend(context.find(source))
-    exclude = [value for name, value in item.flags if name == "exclude"]
+    if not found and not item.heredocs:
+        raise ValueError("a source and a destination are needed")
+    return found
+
+
+def _extracts(request: CopyInstruction, entry: ContextSource) -> bool:
+    return request.item.kind == "ADD" and request.item.flag("unpack") != "false" and is_archive(entry.path)
+
+
+def _here_documents(request: CopyInstruction) -> list[tuple[str, str]]:
+    return [(one.name, one.text if one.literal else request.expand(one.text)) for one in request.item.heredocs]
+
+
+def assemble(request: CopyInstruction, context: Context, scratch: Path) -> CopyTree:
+    """A tree out of the build folder and here-documents."""
+    item, target = request.item, request.target
+    found, exclude = _find(request, context), _excluded(request)
     single = len(found) + len(item.heredocs) == 1 and not target.endswith("/") and request.words[-1] not in (".", "..")
     unpacked = False
     for entry in found:
-        if item.kind == "ADD" and item.flag("unpack") != "false" and unpack_local(entry.path, scratch):
+        if _extracts(request, entry):
+            unpack_local(entry.path, scratch)
             unpacked = True
         elif entry.path.is_dir():
             context.copy(entry, scratch, exclude=exclude)
             single = False
         else:
             context.copy(entry, scratch, Path(entry.name).name)
-    for heredoc in item.heredocs:
-        text = heredoc.text if heredoc.literal else request.expand(heredoc.text)
-        clear(scratch / heredoc.name)
-        (scratch / heredoc.name).write_text(text)
-    if not found and not item.heredocs:
-        raise ValueError("a source and a destination are needed")
+    for name, text in _here_documents(request):
+        clear(scratch / name)
+        (scratch / name).write_text(text)
     return _finish(request, scratch, None if single and not unpacked else True)
 
 
-async def fetch(request: CopyInstruction, other: Sandbox, scratch: Path) -> CopyTree:
-    """A tree out of another stage or image (`--from`)."""
+async def fetch(request: CopyInstruction, other: Sandbox, scratch: Path) -> tuple[CopyTree, str]:
+    """A tree out of another stage or image (`--from`), and its hash."""
     single = len(request.sources) == 1 and not request.target.endswith("/")
     for source in request.sources:
         for path in await _matches(other, source if source.startswith("/") else f"/{source}"):
@@ -107,7 +137,8 @@ async def fetch(request: CopyInstruction, other: Sandbox, scratch: Path) -> Copy
                 (scratch / name).chmod(mode if kind == "file" else 0o755)
     if not any(scratch.iterdir()) and single:
         raise ValueError(f"{request.sources} is not in that image")
-    return await anyio.to_thread.run_sync(_finish, request, scratch, None if single else True)
+    tree = await anyio.to_thread.run_sync(_finish, request, scratch, None if single else True)
+    return tree, await anyio.to_thread.run_sync(tree_key, scratch)
 
 
 async def _matches(other: Sandbox, pattern: str) -> list[str]:
@@ -134,7 +165,7 @@ def _finish(request: CopyInstruction, scratch: Path, into: bool | None) -> CopyT
         for name in reversed(list(folders.entries(scratch))):
             if not (scratch / name).is_symlink():
                 (scratch / name).chmod(mode)
-    return CopyTree(root=scratch, target=request.target.rstrip("/") or "/", into=into, digest=tree_key(scratch))
+    return CopyTree(root=scratch, target=request.target.rstrip("/") or "/", into=into)
 
 
 async def put(sandbox: Sandbox, tree: CopyTree, request: CopyInstruction, timeout: float) -> None:

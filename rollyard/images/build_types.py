@@ -15,8 +15,11 @@ DEFAULT_SHELL = ("/bin/sh", "-c")
 
 
 class ImageDefaults(Protocol):
-    """What an image says about programs started in it."""
+    """What an image says about programs started in it. `image` is its own id, which no other content gets: a name may be given
+    to another image."""
 
+    @property
+    def image(self) -> str: ...
     @property
     def env(self) -> Mapping[str, str]: ...
     @property
@@ -45,10 +48,11 @@ class BuildCache(Protocol):
 
 
 class FileCache:
-    """A directory of small files."""
+    """A directory of small files. `made` are the keys that this object was given."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.made: set[str] = set()
         root.mkdir(parents=True, exist_ok=True)
 
     def get(self, key: str) -> bytes | None:
@@ -57,6 +61,7 @@ class FileCache:
 
     def put(self, key: str, value: bytes) -> None:
         replace_file(self.root / key, value)
+        self.made.add(key)
 
     def drop(self, key: str) -> None:
         (self.root / key).unlink(missing_ok=True)
@@ -73,6 +78,33 @@ class NoCache:
 
     def drop(self, key: str) -> None:
         return None
+
+
+class ForeseenStates:
+    """Says of every state that it is here, and notes its key: with it a build looks its states up and runs nothing."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def get(self, key: str) -> bytes | None:
+        self.keys.append(key)
+        return key.encode()
+
+    def put(self, key: str, value: bytes) -> None:
+        return None
+
+    def drop(self, key: str) -> None:
+        return None
+
+
+class ForeseenImages:
+    """An image store that has foreseen states too."""
+
+    def __init__(self, images: Images, states: ForeseenStates) -> None:
+        self._images, self._states = images, states
+
+    async def resolve(self, image: str) -> ImageDefaults:
+        return Built(image=image) if image in self._states.keys else await self._images.resolve(image)
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):

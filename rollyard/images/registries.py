@@ -18,6 +18,7 @@ import msgspec
 
 from rollyard.core.egress import HostRule, is_address, parse_rule
 from rollyard.core.errors import ConfigError
+from rollyard.core.home import user_home
 from rollyard.images.reference import DOCKER_HUB, ImageReference
 
 VARIABLE = "ROLLYARD_REGISTRIES"
@@ -87,7 +88,7 @@ def registries_file() -> Path:
             raise ConfigError(f"{VARIABLE} names {chosen}, which is no file")
         return Path(chosen)
     base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "rollyard" / "registries.toml"
+    return (Path(base) if base else user_home() / ".config") / "rollyard" / "registries.toml"
 
 
 def read_registries(pull: Sequence[str] = (), *, mirrors: Mapping[str, Sequence[str]] | None = None) -> Registries:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 import anyio.to_thread
 
 from rollyard.core.errors import ConfigError
+from rollyard.core.home import user_home
 from rollyard.images.reference import DOCKER_HUB
 
 _HELPER_S = 30.0
@@ -85,7 +86,7 @@ def _read_config() -> tuple[dict[str, Any], str]:
     if text := os.environ.get("DOCKER_AUTH_CONFIG"):
         where = "DOCKER_AUTH_CONFIG"
     else:
-        path = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker") / "config.json"
+        path = Path(os.environ.get("DOCKER_CONFIG") or user_home() / ".docker") / "config.json"
         where = str(path)
         try:
             text = path.read_text()

@@ -11,7 +11,8 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Sequence
+import struct
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rollyard.core import folders
@@ -29,14 +30,16 @@ class _Copy:
 
 
 def copy_upper(upper: Path, target: Path, *, uid_shift: int = 0) -> int:
-    """Copy with owners, modes, times, hard links, whiteouts and opaque marks; sockets, pipes and devices stay behind.
-    `uid_shift` is taken off every owner. Returns the bytes copied."""
+    """Copy with owners, modes, times, access lists, capabilities, hard links, whiteouts and opaque marks; sockets, pipes and
+    devices stay behind. `uid_shift` is taken off every owner. Returns the bytes copied."""
     copy = _Copy(uid_shift)
     made: list[tuple[Path, os.stat_result]] = []
+    attributes: dict[Path, dict[str, bytes]] = {}
     for folder in folders.walk(upper):
         place = target.joinpath(*folder.names)
         place.mkdir(exist_ok=not folder.names)
         made.append((place, os.fstat(folder.fd)))
+        attributes[place] = _read_attributes(folder.fd, uid_shift)
         with contextlib.suppress(OSError):  # absent on most directories
             os.setxattr(place, OPAQUE, os.getxattr(folder.fd, OPAQUE))
         for name in folder.others:
@@ -46,7 +49,7 @@ def copy_upper(upper: Path, target: Path, *, uid_shift: int = 0) -> int:
                 if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
                     raise  # those four: it went away or turned into something else while we looked
     for place, status in reversed(made):
-        _dress(place, status, copy)
+        _dress(place, status, copy, attributes[place])
     return copy.bytes
 
 
@@ -64,17 +67,72 @@ def _copy_entry(handle: int, name: str, place: Path, copy: _Copy) -> None:
         source = os.open(name, OPEN_FILE, dir_fd=handle)
         with os.fdopen(source, "rb") as reader, place.open("xb") as writer:
             shutil.copyfileobj(reader, writer, 1 << 20)
+            attributes = _read_attributes(reader.fileno(), copy.shift)
         copy.bytes += status.st_size
         copy.links[status.st_dev, status.st_ino] = place
-        _dress(place, status, copy)
+        _dress(place, status, copy, attributes)
 
 
-def _dress(place: Path, status: os.stat_result, copy: _Copy) -> None:
+def _read_attributes(source: int | Path, shift: int) -> dict[str, bytes]:
+    """Access lists, capabilities and attributes of the user's own; ids in them are lowered by `shift` as owners are."""
+    found: dict[str, bytes] = {}
+    try:
+        for name in os.listxattr(source):
+            if name in _LOWER_IDS:
+                found[name] = _LOWER_IDS[name](os.getxattr(source, name), shift)
+            elif name.startswith("user.") and not name.startswith("user.overlay."):
+                found[name] = os.getxattr(source, name)
+    except OSError as error:
+        if error.errno not in (errno.ENODATA, errno.ENOTSUP):  # gone meanwhile; a file system without any
+            raise
+    return found
+
+
+def _lower_access_list(value: bytes, shift: int) -> bytes:
+    lowered = bytearray(value)
+    for at in range(4, len(value) - 7, 8):
+        tag, permissions, number = struct.unpack_from("<HHI", value, at)
+        if tag in (_ACL_USER, _ACL_GROUP):
+            struct.pack_into("<HHI", lowered, at, tag, permissions, max(0, number - shift))
+    return bytes(lowered)
+
+
+def _lower_capabilities(value: bytes, shift: int) -> bytes:
+    """Those that were given inside a user namespace name its root: the third form. Root's own are of the second."""
+    form, *_ = struct.unpack_from("<I", value)
+    if form & _FORM != _FORM_3 or len(value) < 24:
+        return value
+    root = max(0, struct.unpack_from("<I", value, 20)[0] - shift)
+    if root:
+        return value[:20] + struct.pack("<I", root)
+    return struct.pack("<I", form & ~_FORM | _FORM_2) + value[4:20]
+
+
+_ACL_USER, _ACL_GROUP = 0x02, 0x08
+_FORM, _FORM_2, _FORM_3 = 0xFF000000, 0x02000000, 0x03000000
+_LOWER_IDS = {
+    "system.posix_acl_access": _lower_access_list,
+    "system.posix_acl_default": _lower_access_list,
+    "security.capability": _lower_capabilities,
+}
+
+
+def _dress(place: Path, status: os.stat_result, copy: _Copy, attributes: Mapping[str, bytes] | None = None) -> None:
+    """Owner first: a new one takes capabilities away. An access list comes after the mode that it is part of."""
     if copy.owned:
         uid, gid = max(0, status.st_uid - copy.shift), max(0, status.st_gid - copy.shift)
         os.chown(place, uid, gid, follow_symlinks=False)
     if not stat.S_ISLNK(status.st_mode):
         place.chmod(stat.S_IMODE(status.st_mode))
+    for name, value in (attributes or {}).items():
+        try:
+            os.setxattr(place, name, value)
+        except OSError as error:
+            if error.errno not in (
+                errno.ENOTSUP,
+                errno.EPERM,
+            ):  # the store's file system has none; only root may give some
+                raise
     os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
 
 
@@ -94,7 +152,7 @@ def _lay(layer: Path, target: Path, bottom: bool) -> None:
         for entry in os.scandir(folder):
             _lay_entry(Path(entry.path), place / entry.name, bottom, todo)
     for folder, place in reversed(made):
-        _dress(place, folder.stat(), _Copy(0))
+        _dress(place, folder.stat(), _Copy(0), _read_attributes(folder, 0))
 
 
 def _lay_entry(source: Path, place: Path, bottom: bool, todo: list[tuple[Path, Path]]) -> None:

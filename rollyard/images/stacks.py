@@ -10,7 +10,7 @@ import contextlib
 import hashlib
 import tempfile
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from pathlib import Path
 
 from rollyard.core.errors import ConfigError
@@ -73,6 +73,13 @@ class Stacks:
             self._touch(final)
         finally:
             remove_tree(scratch)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Remove these trees, which no image names and no sandbox uses."""
+        for name in names:
+            with contextlib.suppress(OSError):  # it stays unnamed, and the next sweep tries again
+                remove_tree(self.root / "trees" / name)
+                (self.root / "used" / name).unlink(missing_ok=True)
 
     def sweep(self, named: set[str], unused_s: float) -> list[str]:
         """Remove trees that are not `named` and were not opened for `unused_s`, and what builds left that died. Removed

@@ -10,7 +10,7 @@ Everything is immutable once it has its name, so nothing needs a lock to be open
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import anyio.to_thread
@@ -178,16 +178,33 @@ class ImageStore:
         await self.sweep(unused_s=0.0)
         return gone
 
+    async def remove_states(self, keys: Iterable[str], *, in_use: Collection[str]) -> list[str]:
+        """Forget these states of builds, unless they have a name or are `in_use`, and remove what was theirs alone."""
+        kept = {*self.catalog.names().values(), *in_use}
+        gone: list[str] = []
+        refs: set[str] = set()
+        for file in (self.root / "builds" / key for key in keys):
+            image = file.read_text() if file.is_file() else ""
+            if image in kept or (record := self.catalog.load(image)) is None:
+                continue
+            refs |= {ref for part in (record.stack, *record.over.values()) for ref in part}
+            file.unlink(missing_ok=True)
+            gone += await self.catalog.remove(image)
+        async with hold_lock_async(self.root / "locks" / "import", IMPORT_TIMEOUT_S):
+            theirs = refs - self._named_refs()
+            trees = {name for kind, _, name in (ref.partition(":") for ref in theirs) if kind == "tree"}
+            await anyio.to_thread.run_sync(self._stacks.remove, trees)
+        return gone
+
+    def _named_refs(self) -> set[str]:
+        """What images are made of."""
+        records = self.catalog.records()
+        return {ref for record in records for part in (record.stack, *record.over.values()) for ref in part}
+
     async def sweep(self, *, unused_s: float = KEEP_UNUSED_S) -> list[str]:
         """Remove trees that no image names and that were not opened for `unused_s`; and what died while it was built."""
         async with hold_lock_async(self.root / "locks" / "import", IMPORT_TIMEOUT_S):
-            refs = (
-                ref
-                for record in self.catalog.records()
-                for part in (record.stack, *record.over.values())
-                for ref in part
-            )
-            named = {ref.partition(":")[2] for ref in refs}
+            named = {ref.partition(":")[2] for ref in self._named_refs()}
             return await anyio.to_thread.run_sync(self._stacks.sweep, named, unused_s)
 
     def _rootfs(self, record: ImageRecord, stack: tuple[str, ...]) -> Rootfs:

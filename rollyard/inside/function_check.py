@@ -80,12 +80,15 @@ class Solution:
             self.ask({"load": source.read(), "file": file})
 
     def ask(self, message):
-        self._process.stdin.write(json.dumps(message).encode() + b"\n")
+        mark = os.urandom(8).hex()
+        self._process.stdin.write(json.dumps(dict(message, mark=mark)).encode() + b"\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError("the solution ended the process it runs in")
         answer = json.loads(line)
+        if answer.get("mark") != mark:
+            raise RuntimeError("the solution answered what it was not asked")
         if "error" in answer:
             kind = getattr(builtins, answer["error"], None)
             known = isinstance(kind, type) and issubclass(kind, Exception)
@@ -125,7 +128,7 @@ def serve():
             told = {"value": value}
         except BaseException as error:  # noqa: BLE001 - whatever the solution raises is an answer
             told = {"error": type(error).__name__, "message": str(error)[:2000]}
-        answers.write(json.dumps(told).encode() + b"\n")
+        answers.write(json.dumps(dict(told, mark=message["mark"])).encode() + b"\n")
         answers.flush()
 
 

@@ -1,8 +1,12 @@
-"""Whether a test log shows all that had to pass: `python3 log_check.py LOG TESTS.json`.
+"""Whether a test log shows all that had to pass: `python3 log_check.py LOG TESTS.json [RECORD]`.
 
 `TESTS.json` has `FAIL_TO_PASS`, `PASS_TO_PASS` and the `format` of the log. The rules are SWE-bench's, so that the verdict on a
 log is the one of its own harness: a test that is not in the log has failed; a test that had to pass before may be skipped now;
-an expected name that was cut inside its brackets stands for all that begin with it, where these agree. Runs on old Pythons.
+an expected name that was cut inside its brackets stands for all that begin with it, where these agree.
+
+The code under test can print, too. `RECORD` is what `run_tests.py` saw beside the log, and a test that the log calls passed must
+have passed there, or the log is a forged one. `INNER` of `TESTS.json` are tests of a pytest that a test starts, which the record
+does not have. Runs on old Pythons.
 """
 
 import json
@@ -317,12 +321,69 @@ def missing(log, tests):
     return lost + [name for name in tests["PASS_TO_PASS"] if status_of(name, found) not in (*GOOD, "SKIPPED")]
 
 
+def find_forgery(log, tests, record):
+    """Why the log is not believed; None where what was seen beside it agrees with it."""
+    if not record["prepared"]:
+        return "the tests could not be put in their place"
+    if tests.get("runner") == "pytest":
+        if not record["starts"] or record["ends"] < record["starts"]:
+            return "the tests did not run to their end"
+        if record["strange"]:
+            return "something else than pytest spoke in its name"
+        if not record["controls"] or set(record["controls"]) != {"failed"}:
+            return "a test that cannot pass did not fail: the code under test changed what tests say"
+        return _find_unseen(log, tests, record)
+    if tests.get("runner"):
+        return _find_late(log, tests, record["control"])
+    return None
+
+
+def _find_unseen(log, tests, record):
+    read = FORMATS[tests["format"]]
+    good = [shown for _, when, outcome, xfail, shown in record["tests"] if _is_good(when, outcome, xfail)]
+    found, seen = read(log), read("\n".join("PASSED " + name for name in good))
+    for name in tests["FAIL_TO_PASS"] + [name for name in tests["PASS_TO_PASS"] if name not in tests.get("INNER", ())]:
+        if "::" in name and status_of(name, found) in GOOD and status_of(name, seen) not in GOOD:
+            return "the log says that " + name + " passed, and pytest did not say so while it ran"
+    return None
+
+
+def _is_good(when, outcome, xfail):
+    return (outcome == "skipped" and xfail) or (outcome == "passed" and when == "call")
+
+
+def _find_late(log, tests, control):
+    """Runners that are not pytest run controls as tests: those that cannot pass have to fail. The list of failures comes after
+    all tests, so that a test is not passed by what is printed later than that."""
+    read = FORMATS[tests["format"]]
+    found = read(log)
+    for letter in "abc":
+        names = [
+            name
+            for name in found
+            if re.split("[ :]", name)[-1 if ".py:" in name else 0] == "test_" + control + "_" + letter
+        ]
+        if not names or any(found[name] in GOOD for name in names):
+            return "a test that cannot pass did not fail: the tests did not run to their end, or the code changed them"
+    heading = re.search(r"(?m)^(FAIL: |_+ .*:)test_" + control + r"_a\b", log)
+    early = read(log[: heading.start()]) if heading is not None else {}
+    for name in tests["FAIL_TO_PASS"] + tests["PASS_TO_PASS"]:
+        if status_of(name, found) in GOOD and status_of(name, early) not in GOOD:
+            return "the log says that " + name + " passed after all tests had ended"
+    return None
+
+
 if __name__ == "__main__":
     with open(sys.argv[1], encoding="utf-8", errors="replace") as file:
         whole = file.read()
     with open(sys.argv[2], encoding="utf-8") as file:
         wanted = json.load(file)
     lost = missing(whole, wanted)
+    if len(sys.argv) > 3:
+        with open(sys.argv[3], encoding="utf-8") as file:
+            forgery = find_forgery(whole, wanted, json.loads(file.read().partition("\n")[2]))
+        if forgery is not None:
+            sys.exit("not believed: " + forgery)
     for name in lost[:50]:
         print("did not pass:", name)
     total = len(wanted.get("EXPECTED") or wanted["FAIL_TO_PASS"] + wanted["PASS_TO_PASS"])

@@ -96,7 +96,7 @@ find_image() {
     echo "$base" >"$d/base"; echo "$over" >"$d/over"
 }
 
-# Whether a room can be had here at all.
+# Whether a sandbox can be had here at all.
 check_namespaces() {
     for n in unshare nsenter mount umount pivot_root setsid base64; do
         command -v $n >/dev/null || refuse "there is no program $n: install util-linux and coreutils"
@@ -104,7 +104,7 @@ check_namespaces() {
     unshare --user --map-root-user true 2>/dev/null || refuse "an ordinary user may not make namespaces here: see sysctl user.max_user_namespaces and kernel.apparmor_restrict_unprivileged_userns"
 }
 
-# The room: an overlay on the machine's own programs, or on a folder, in namespaces of an ordinary user.
+# The sandbox: an overlay on the machine's own programs, or on a folder, in namespaces of an ordinary user.
 start_namespaces() {
     find_image
     case $base in
@@ -168,7 +168,7 @@ boot() {
     rmdir /.before; echo ready >&3; exec 3>&- </dev/null >/dev/null 2>&1
     while :; do sleep 3600 & wait $!; done
 }
-# The same room on an image that Apptainer reads.
+# The same sandbox on an image that Apptainer reads.
 check_apptainer() {
     command -v apptainer >/dev/null || refuse "there is no program apptainer here"
     check_namespaces

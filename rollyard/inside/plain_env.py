@@ -153,7 +153,7 @@ def _import_file(file: Path, number: int) -> Any:
 
 
 def _now(made: Callable[..., Any]) -> Callable[..., Any]:
-    """A coroutine function as an ordinary one, with the same face."""
+    """A coroutine function as an ordinary one, with the same parameters."""
     if not inspect.iscoroutinefunction(made):
         return made
 

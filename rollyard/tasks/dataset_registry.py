@@ -26,6 +26,7 @@ import msgspec
 from rollyard.core import toml
 from rollyard.core.cache import cache_home, hold_lock, make_once, replace_file
 from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.core.home import user_home
 from rollyard.tasks.adapters import Adapter, check_options, guess_adapter, load_adapter
 from rollyard.tasks.adapters.drafts import folder_name
 from rollyard.tasks.datasets import check_out
@@ -65,7 +66,7 @@ def registry_file() -> Path:
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config").absolute() / "rollyard" / "datasets.toml"
+    return (Path(base) if base else user_home() / ".config").absolute() / "rollyard" / "datasets.toml"
 
 
 def read_registry() -> list[DatasetEntry]:

@@ -16,6 +16,7 @@ import msgspec
 
 from rollyard.core import folders, registry
 from rollyard.core.errors import ConfigError, UnknownName
+from rollyard.core.home import user_home
 from rollyard.core.sandbox import is_path
 from rollyard.core.task import Site, Task, VerifierSpec
 from rollyard.tasks.verifiers.sandboxed_python import read_file_reference
@@ -57,7 +58,7 @@ def source_digest(place: Path) -> str:
 
 
 def _trust_file() -> Path:
-    root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    root = Path(os.environ.get("XDG_STATE_HOME") or user_home() / ".local" / "state")
     return root / "rollyard" / "trusted-tasks"
 
 

@@ -1,6 +1,7 @@
 """Dockerfiles carried out on the local backend: every instruction, the cache, and errors with their line."""
 
 import tarfile
+import tempfile
 
 import pytest
 
@@ -9,7 +10,7 @@ from rollyard.core.limits import Deadline
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import Site
 from rollyard.images.build import build
-from rollyard.images.build_types import BuildOptions, FileCache
+from rollyard.images.build_types import BuildOptions, Built, FileCache
 from rollyard.runs.rollout.provision import Provision
 
 pytestmark = pytest.mark.anyio
@@ -99,6 +100,17 @@ async def test_the_second_build_runs_nothing_and_a_change_runs_what_follows(back
     assert (changed.ran, changed.cached) == (2, 2)
     assert await look(backend, changed, "cat both") == f"2\n{stamp}"
     assert (await make(text.replace("both", "all"), {"f": "2\n"})).ran == 1
+
+
+async def test_a_known_state_is_found_without_copying_the_build_folder(make, tmp_path, folders, monkeypatch):
+    text = "FROM host\nADD pack.tar.gz /un/\nCOPY . /all\n"
+    folders.write(tmp_path / "context", {"in/file": "inside\n"})
+    with tarfile.open(tmp_path / "context" / "pack.tar.gz", "w:gz") as tar:
+        tar.add(tmp_path / "context" / "in", "in")
+    first = await make(text)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    again = await make(text)
+    assert (again.ran, again.cached, again.image) == (0, 2, first.image)
 
 
 async def test_a_cached_state_that_was_cleaned_away_is_built_again(backend, make):
@@ -203,6 +215,29 @@ async def test_the_way_out_that_a_build_without_network_names_can_be_taken(make,
     assert await look(backend, built, "cat /ready") == "ready\n"
 
 
+async def test_a_name_that_was_given_to_another_image_is_built_on_anew(make, backend):
+    text = "FROM base-of-ours\nRUN cat /which > /seen\n"
+    seen, ran = [], []
+    for which in ("one", "two", "two", "one"):
+        base = await make(f"FROM host\nRUN echo {which} > /which\n")
+        await backend.images.add(base.image, names=["base-of-ours"])
+        built = await make(text)
+        seen.append(await look(backend, built, "cat /seen /which"))
+        ran.append(built.ran)
+    assert seen == ["one\none\n", "two\ntwo\n", "two\ntwo\n", "one\none\n"] and ran == [1, 1, 0, 0]
+
+
+async def test_a_snapshot_is_of_the_image_that_was_opened(make, backend):
+    """Whatever its name means by then."""
+    one = await make("FROM host\nRUN echo one > /which\n")
+    two = await make("FROM host\nRUN echo two > /which\n")
+    await backend.images.add(one.image, names=["moved"])
+    async with backend.open(SandboxSpec(image="moved")) as sandbox:
+        await backend.images.add(two.image, names=["moved"])
+        kept = await sandbox.snapshot()
+    assert await look(backend, Built(image=kept), "cat /which") == "one\n"
+
+
 async def test_a_backend_without_snapshots_cannot_build(backend, tmp_path, folders):
     class Frozen:
         name = "frozen"
@@ -217,3 +252,46 @@ async def test_failed_builds_leave_no_sandbox(make, backend):
     with pytest.raises(CommandFailed):
         await make("FROM host\nRUN exit 1\n")
     assert await backend.list() == []
+
+
+async def test_each_state_keeps_what_its_instruction_wrote_and_no_process(make, backend):
+    known = {record.id for record in backend.images.catalog.records()}
+    built = await make(
+        "FROM host\n"
+        "RUN head -c 3000000 /dev/zero > /srv/large && (sleep 60 & echo $! > /srv/pid)\n"
+        "RUN ! grep -qs sleep /proc/$(cat /srv/pid)/comm && echo one > /srv/one\n"
+        "RUN echo two > /srv/two\n"
+    )
+    made = [record for record in backend.images.catalog.records() if record.id not in known]
+    assert [record.bytes > 2_000_000 for record in made] == [True, False, False]
+    assert await look(backend, built, "cat /srv/one /srv/two; wc -c < /srv/large") == "one\ntwo\n3000000\n"
+
+
+ATTRIBUTES = """
+import os, struct
+nobody = 0xFFFFFFFF
+entries = [(1, 7, nobody), (2, 6, 1234), (4, 5, nobody), (16, 7, nobody), (32, 0, nobody)]  # user 1234 may read and write
+access = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+os.mkdir("/srv/given")
+os.setxattr("/srv/given", "system.posix_acl_access", access)
+os.setxattr("/srv/given", "system.posix_acl_default", access)
+open("/srv/program", "w").close()
+os.setxattr("/srv/program", "security.capability", struct.pack("<IIIII", 0x02000001, 1 << 13, 0, 0, 0))
+os.setxattr("/srv/program", "user.note", b"kept")
+"""
+READ_ATTRIBUTES = """
+import os
+for path in ("/srv/given", "/srv/program"):
+    for name in sorted(os.listxattr(path)):
+        print(path, name, os.getxattr(path, name).hex())
+"""
+
+
+async def test_access_lists_capabilities_and_attributes_are_kept(make, backend):
+    built = await make(
+        "FROM host\nCOPY set.py read.py /\nRUN python3 /set.py && python3 /read.py > /before\nRUN echo > /srv/given/more\n",
+        {"set.py": ATTRIBUTES, "read.py": READ_ATTRIBUTES},
+    )
+    before = await look(backend, built, "cat /before")
+    assert before.count("posix_acl") == 2 and "capability" in before and "user.note 6b657074" in before
+    assert await look(backend, built, "python3 /read.py") == before

@@ -9,8 +9,8 @@ import pytest
 
 from rollyard.core.errors import ConfigError
 from rollyard.images import dockerfile
-from rollyard.images.build_context import Context
-from rollyard.images.build_copy import CopyInstruction, assemble
+from rollyard.images.build_context import Context, tree_key
+from rollyard.images.build_copy import CopyInstruction, assemble, copy_key
 from rollyard.images.dockerfile import Heredoc, Instruction
 
 pytestmark = pytest.mark.adversarial
@@ -169,3 +169,74 @@ def test_a_here_document_has_a_name_and_not_a_path(folder, tmp_path, name):
     (folder / "Dockerfile").write_text(f'FROM host\nCOPY <<"{name}" /to/\ntext\n{name}\n')
     with pytest.raises(ConfigError):
         dockerfile.read(folder / "Dockerfile")
+
+
+CHANGES = {
+    "content": lambda root: (root / "a").write_text("other"),
+    "mode": lambda root: (root / "a").chmod(0o755),
+    "name": lambda root: (root / "a").rename(root / "b"),
+    "folder's mode": lambda root: (root / "folder").chmod(0o700),
+    "empty folder": lambda root: (root / "folder" / "empty").mkdir(),
+    "link": lambda root: (root / "link").symlink_to("a"),
+    "link to a folder": lambda root: (root / "folder" / "link").symlink_to("../kept"),
+    "a file to a link": lambda root: ((root / "a").unlink(), (root / "a").symlink_to("folder/deep")),
+    "ignored file": lambda root: (root / "x.log").write_text("other"),
+    "ignored folder": lambda root: ((root / "ignored" / "more").mkdir(), (root / "ignored" / "more" / "f").touch()),
+    "mode of an ignored folder": lambda root: (root / "ignored").chmod(0o700),
+    "mode of an ignored folder that holds a file": lambda root: (root / "kept").chmod(0o700),
+    "excluded file": lambda root: (root / "folder" / "x.tmp").write_text("other"),
+    "time": lambda root: os.utime(root / "a", (1, 1)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_key_of_a_copy_changes_where_what_is_copied_does(folder, tmp_path, change):
+    (folder / ".dockerignore").write_text("*.log\nignored\nkept\n!kept/file\n")
+    for name in ("a", "x.log", "folder/deep", "folder/x.tmp", "ignored/f", "kept/file", "kept/other"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(name)
+    item = Instruction(kind="COPY", line=1, text=". /to/", flags=(("exclude", "**/*.tmp"),))
+    request = CopyInstruction(item=item, words=(".", "/to/"), workdir="/", chown=None, chmod=None, expand=str)
+
+    def look(place):
+        place.mkdir()
+        return copy_key(request, Context(folder)), tree_key(assemble(request, Context(folder), place).root)
+
+    before = look(tmp_path / "before")
+    assert look(tmp_path / "same") == before
+    CHANGES[change](folder)
+    key, tree = look(tmp_path / "after")
+    assert (key != before[0]) == (tree != before[1])
+
+
+def test_the_key_of_a_copy_tells_its_sources_apart(folder, tmp_path):
+    """An archive that is extracted, one that is copied, the name it is copied by, and a name with a line break in it."""
+    pack(folder / "pack.tar", ("f", FILE, b"inside"))
+    (folder / "same.tar").write_bytes((folder / "pack.tar").read_bytes())
+    for name, links in (("one", {"a": "t\nfoo", "z": None}), ("two", {"a": "t", "foo\nz": None})):
+        (folder / name).mkdir()
+        for entry, to in links.items():
+            (folder / name / entry).symlink_to(to) if to else (folder / name / entry).touch()
+
+    def key(kind, *words):
+        item = Instruction(kind=kind, line=1, text=" ".join(words))
+        request = CopyInstruction(item=item, words=words, workdir="/", chown=None, chmod=None, expand=str)
+        return copy_key(request, Context(folder))
+
+    keys = [
+        key("ADD", "pack.tar", "/to/"),
+        key("COPY", "pack.tar", "/to/"),
+        key("COPY", "same.tar", "/to/"),
+        key("COPY", "pack.tar", "same.tar", "/to/"),
+        key("COPY", "pack.tar", "/to"),
+        key("COPY", "one", "/to/"),
+        key("COPY", "two", "/to/"),
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_a_pipe_in_the_build_folder_is_not_opened_for_the_key(folder):
+    os.mkfifo(folder / "pipe")
+    item = Instruction(kind="COPY", line=1, text=". /to/")
+    request = CopyInstruction(item=item, words=(".", "/to/"), workdir="/", chown=None, chmod=None, expand=str)
+    assert copy_key(request, Context(folder))

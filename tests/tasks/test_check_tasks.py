@@ -50,6 +50,15 @@ def findings(task):
     return [(finding.level, finding.where, finding.message) for finding in lint(task)]
 
 
+@pytest.mark.anyio
+async def test_a_task_that_the_backend_cannot_run_is_one_outcome_of_many(folders, backend, tmp_path):
+    folders.simple(tmp_path / "good", SEALED)
+    folders.simple(tmp_path / "tpu", SEALED + '[environment.tpu]\ntype = "v5e"\ntopology = "2x2"\n')
+    found = await check(tmp_path, backend, repeats=1, trivial=True)
+    assert {name: outcome.ok for name, outcome in found.items()} == {"good": True, "tpu": False}
+    assert "asks for accelerators" in found["tpu"].findings[-1].message
+
+
 def test_lint_says_what_reading_shows(folders, tmp_path):
     good = load_folder(folders.simple(tmp_path / "a", SEALED))
     assert [f for f in findings(good) if f[0] == "error"] == []

@@ -198,7 +198,7 @@ def test_tests_of_an_instance_without_a_test_patch_are_put_back(tmp_path):
     row |= {"image_name": "o/img", "FAIL_TO_PASS": ["tests/test_a.py::test_a"], "PASS_TO_PASS": ["b.py::c"]}
     (tmp_path / "rows.jsonl").write_text(json.dumps(row))
     assert not write("swebench", tmp_path / "rows.jsonl", tmp_path / "made")
-    (script,) = (tmp_path / "made").rglob("run.sh")
+    (script,) = (tmp_path / "made").rglob("plan.json")
     for path in ("tests/test_a.py", "b.py"):
         assert f"--git-dir=/opt/base.git --work-tree=. checkout -q HEAD -- {path} " in script.read_text()
     (dockerfile,) = (tmp_path / "made").rglob("Dockerfile")

@@ -59,3 +59,11 @@ def test_every_verifier_is_on_the_page():
 def test_every_extra_key_is_on_the_page():
     page = (DOCS / "tasks.md").read_text()
     assert [name for name in Extra.__struct_fields__ if not re.search(rf"^{name} = ", page, re.MULTILINE)] == []
+
+
+def test_every_option_of_an_adapter_is_on_the_page():
+    rows = re.findall(r"^\| (`[^|]*`) \| (`[^|]*=[^|]*) \|", (DOCS / "tasks.md").read_text(), re.MULTILINE)
+    told = {(name, option) for names, options in rows for name in re.findall(r"`([\w-]+)`", names)
+            for option in re.findall(r"`(\w+)=", options)}  # fmt: skip
+    adapters = {name: registry.load("rollyard.datasets", name) for name in registry.names("rollyard.datasets")}
+    assert told == {(name, option) for name, adapter in adapters.items() for option in adapter.options}

@@ -118,7 +118,11 @@ async def test_an_agent_of_another_user_cannot_touch_tests_or_reward(attempt, fo
 def tests_of_work(tmp_path_factory):
     root = tmp_path_factory.mktemp("pytests")
     (root / "test_work.py").write_text(
-        "def test_it():\n    import work\n    assert work.value == 42\n\n\ndef test_more():\n    pass\n"
+        "import pytest\n\ntry:\n    import start  # noqa: F401\nexcept ImportError:\n    pass\n\n\n"
+        "def test_less():\n    pass\n\n\n"
+        "def test_it():\n    import work\n    assert work.value == 42\n\n\ndef test_more():\n    pass\n\n\n"
+        "@pytest.mark.xfail\ndef test_later():\n    import work\n    work.later()\n\n\n"
+        "def test_elsewhere():\n    pytest.skip('not here')\n"
     )
     return root
 
@@ -155,8 +159,11 @@ async def test_pytest_is_not_steered_by_what_the_agent_left(work, attack, grade)
 async def test_pytest_rewards_the_work(work, grade):
     it, layer = work
     failed = await pytest_verdict(it, grade, layer)
-    assert (failed.reward, failed.checks) == (0.0, {"test_work::test_it": False, "test_work::test_more": True})
-    await it.act("echo 'value = 42' > work.py")
+    assert (failed.reward, failed.checks) == (
+        0.0,
+        {f"test_work::test_{name}": name != "it" for name in ("less", "it", "more")},
+    )
+    await it.act("printf 'value = 42\\ndef later(): raise ValueError\\n' > work.py")
     assert (await pytest_verdict(it, grade, layer)).reward == 1.0
 
 

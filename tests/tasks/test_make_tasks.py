@@ -3,8 +3,11 @@
 import io
 import subprocess
 import tarfile
+import threading
 import zipfile
+from types import SimpleNamespace
 
+import anyio
 import pytest
 from typer.testing import CliRunner
 
@@ -13,7 +16,7 @@ from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks.harbor.load import load_folder
 from rollyard.tasks.synthesis.bug_task import PYTEST, SuiteOptions
-from rollyard.tasks.synthesis.mutations import KINDS, find_mutations
+from rollyard.tasks.synthesis.mutations import KINDS, Mutation, find_mutations
 from rollyard.tasks.synthesis.package import read_package
 from rollyard.testing.make_tasks import (
     MadeTasks,
@@ -23,6 +26,8 @@ from rollyard.testing.make_tasks import (
     open_package,
     order_faults,
     tabulate,
+    tabulate_packages,
+    try_fault,
 )
 from rollyard.testing.package_suite import find_stable, open_suite
 from rollyard.testing.tasks import CheckOptions, check_task
@@ -162,7 +167,7 @@ def test_a_seed_is_an_order(sdist):
 async def test_only_faults_that_are_proved_are_kept(sdist, backend, tmp_path):
     out = tmp_path / "tasks"
     options = MakeOptions(count=1, kinds=("removed-branch", "arithmetic"), repeats=1)
-    made = await make_tasks(str(sdist), out, backend, options)
+    (made,) = await make_tasks([str(sdist)], out, backend, options)
     (name,) = made.made
     assert [path.name for path in out.iterdir()] == [name]
     assert (made.tests, made.left_out) == (2, ("tests/test_calc.py::test_of_another_machine",))
@@ -188,6 +193,24 @@ async def test_only_faults_that_are_proved_are_kept(sdist, backend, tmp_path):
     assert [finding.message for finding in check.findings if finding.where == "leak"] == []
 
 
+@pytest.mark.anyio
+async def test_of_several_packages_one_that_cannot_be_used_costs_its_own_tasks_alone(sdist, backend, tmp_path):
+    failing = tmp_path / "failing"
+    (failing / "tests").mkdir(parents=True)
+    (failing / "calc.py").write_text(CALC)
+    (failing / "tests" / "test_calc.py").write_text("def test_it(): assert False\n")
+    options = MakeOptions(count=1, kinds=("removed-branch",), repeats=1)
+    first, second = await make_tasks([str(failing), str(sdist)], tmp_path / "tasks", backend, options)
+    assert "too few of its tests pass" in first.problem and first.made == ()
+    assert second.problem is None and [path.name for path in (tmp_path / "tasks").iterdir()] == list(second.made)
+    rows = [(row["package"], row["made"]) for row in tabulate_packages([first, second])]
+    assert rows == [("failing", "0"), ("calc-1.0", "1")]
+    with pytest.raises(ConfigError, match="too few of its tests pass"):
+        await make_tasks([str(failing)], tmp_path / "alone", backend, options)
+    with pytest.raises(ConfigError, match="calc-1.0 is named twice"):
+        await make_tasks([str(sdist), str(sdist)], tmp_path / "twice", backend, options)
+
+
 @pytest.mark.slow
 @pytest.mark.anyio
 async def test_the_same_seed_makes_the_same_tasks(sdist, backend, tmp_path):
@@ -196,7 +219,7 @@ async def test_the_same_seed_makes_the_same_tasks(sdist, backend, tmp_path):
     for parallel in (1, 3):
         out = tmp_path / f"tasks-{parallel}"
         options = MakeOptions(count=2, kinds=kinds, repeats=1, parallel=parallel, seed=5)
-        made = await make_tasks(str(sdist), out, backend, options)
+        (made,) = await make_tasks([str(sdist)], out, backend, options)
         digests.append([load_folder(out / name).digest for name in made.made])
         assert sorted(path.name for path in out.iterdir()) == sorted(made.made)
     assert len(digests[0]) == 2
@@ -211,8 +234,8 @@ async def test_a_fault_whose_answer_lies_about_is_left_out(backend, tmp_path):
     (package / "calc.py").write_text(CALC)
     (package / "NOTES").write_text(CALC)
     (package / "tests/test_calc.py").write_text(TESTS)
-    made = await make_tasks(
-        str(package), tmp_path / "tasks", backend, MakeOptions(count=1, kinds=("removed-branch",), repeats=1)
+    (made,) = await make_tasks(
+        [str(package)], tmp_path / "tasks", backend, MakeOptions(count=1, kinds=("removed-branch",), repeats=1)
     )
     assert [fault.reason.partition(" /app")[0] for fault in made.tried] == ["leak: the agent can read its answer:"]
     assert list((tmp_path / "tasks").iterdir()) == []
@@ -226,7 +249,7 @@ async def test_a_fault_that_never_ends_is_left_out(backend, tmp_path):
     (package / "count.py").write_text("def down(n):\n    while n:\n        n -= 1\n    return n\n")
     (package / "tests/test_count.py").write_text("import count\n\ndef test_down():\n    assert count.down(3) == 0\n")
     options = MakeOptions(count=1, kinds=("arithmetic",), repeats=1, timeout_s=15.0)
-    made = await make_tasks(str(package), tmp_path / "tasks", backend, options)
+    (made,) = await make_tasks([str(package)], tmp_path / "tasks", backend, options)
     assert [fault.reason for fault in made.tried] == ["its tests do not end"]
 
 
@@ -311,3 +334,22 @@ def test_a_fault_that_was_one_too_many_says_so():
     fault = TriedFault(name="a", kind="loop", path="a.py", function="f", failing=1)
     (row,) = tabulate(MadeTasks(package="p", tests=1, left_out=(), made=(), tried=(fault,)))
     assert row["left out because"] == "enough were made (1)"
+
+
+@pytest.mark.anyio
+async def test_faults_are_parsed_on_one_thread(tmp_path):
+    """CPython 3.11 counts the depth of all threads' syntax trees together, and raises SystemError where two parse at once."""
+    threads = []
+
+    class Watched(Mutation):
+        def is_sound(self):
+            threads.append(threading.get_ident())
+            return False
+
+    found = list(find_mutations("calc.py", CALC, KINDS))[:8]
+    faults = [Watched(fault.kind, fault.path, fault.function, fault.original, fault.edit) for fault in found]
+    suite = SimpleNamespace(package=SimpleNamespace(name="p"))
+    async with anyio.create_task_group() as tasks:
+        for fault in faults:
+            tasks.start_soon(try_fault, fault, suite, tmp_path, None, None)
+    assert threads and set(threads) == {threading.get_ident()}

@@ -20,14 +20,17 @@ from typer.testing import CliRunner
 import rollyard as ry
 from rollyard.cli.main import app
 from rollyard.core.errors import ConfigError, UnknownName, Unsupported
+from rollyard.core.limits import Deadline
+from rollyard.core.sandbox import SandboxSpec
 from rollyard.inside import log_check
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks.adapters import guess_adapter
 from rollyard.tasks.dataset_registry import DatasetEntry, add_dataset, read_registry
 from rollyard.tasks.harbor.compose import read_services
+from rollyard.tasks.lint import TaskFinding
 from rollyard.tasks.scaffold import new_task
-from rollyard.testing.dataset import check_dataset, dataset_table, summarise
-from rollyard.testing.tasks import CheckOptions, check_each
+from rollyard.testing.dataset import DatasetCheck, check_dataset, dataset_table, summarise
+from rollyard.testing.tasks import CheckOptions, TaskCheck, check_each
 
 INSIDE = Path(ry.__file__).parent / "inside"
 HUMAN = {
@@ -233,6 +236,16 @@ FORGERIES = {
 def test_a_function_cannot_forge_the_result_of_its_tests(tmp_path, code):
     assert judge(tmp_path, code) != 0
     assert judge(tmp_path, "def twice(n):\n    return 2 * n") == 0
+
+
+@pytest.mark.adversarial
+def test_a_solution_whose_tests_run_beside_it_cannot_answer_before_they_do(tmp_path):
+    early = (
+        'import os\nfor fd in range(3, 9):\n    try:\n        os.write(fd, b\'{"value": ["plain", null]}\\n\' * 3)\n'
+    )
+    early += "    except OSError:\n        pass\n"
+    assert judge(tmp_path, early, together=True) != 0
+    assert judge(tmp_path, "def twice(n):\n    return 2 * n", together=True) == 0
 
 
 @pytest.mark.adversarial
@@ -474,6 +487,21 @@ def terminal_bench(folder, compose, options=None, **files):
     return task
 
 
+def test_a_program_of_a_terminal_bench_folder_may_still_be_started(tmp_path):
+    """And a script that may not be started, which some tasks are about, still may not."""
+    names = {"program": 0o755, "locked.sh": 0o644, "api/start": 0o755, "tests/helper": 0o755, "tests/data.sh": 0o600}
+    folder = tmp_path / "tb" / "hello"
+    for name, mode in names.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch(mode)
+    compose = f"services:\n  client:\n    build:\n      dockerfile: Dockerfile\n{AGENT}  api:\n    build: ./api\n"
+    task = terminal_bench(folder, compose, Dockerfile="FROM host\n", **{"api/Dockerfile": "FROM host\n"})
+    (api,) = read_services(task.compose).others
+    made = [*(Path(task.build) / name for name in ("program", "locked.sh", "api/start")), Path(api.build) / "start"]
+    made += [Path(task.source) / "tests" / name for name in ("helper", "data.sh")]
+    assert [oct(path.stat().st_mode & 0o777) for path in made] == ["0o755", "0o644", "0o755", "0o755", "0o755", "0o644"]
+
+
 def test_services_of_terminal_bench_are_services_of_the_task(tmp_path):
     compose = (
         f"services:\n  web:\n    build:\n      dockerfile: Dockerfile\n{AGENT}    ports: ['80']\n    networks: [one]\n"
@@ -642,6 +670,25 @@ def test_python_2_gets_its_environment_by_virtualenv(instance):
     assert "virtualenv -q -p python2.7 /opt/testbed" in dockerfile and "python2.7 -m venv" not in dockerfile
 
 
+@pytest.mark.parametrize(("command", "inner"), [("pytest -rA test_w.py", True), ("pytest -rA test_w.py more/", False)])
+def test_tests_of_a_pytest_that_a_test_starts_need_no_record(instance, command, inner):
+    folder = instance[0] / "acme__widget-1"
+    name, old = "test_made.py::test_hello", "test_w.py::test_old"
+    wanted = {"FAIL_TO_PASS": ["test_w.py::test_new"], "PASS_TO_PASS": [old, name]}
+    (folder / "tests.json").write_text(json.dumps(wanted))
+    (folder / "eval.sh").write_text((folder / "eval.sh").read_text().replace("pytest -rA test_w.py", command))
+    add("swe", instance[0])
+    (task,) = ry.Taskset.load("swe")
+    tests = json.loads((Path(task.source) / "tests" / "tests.json").read_text())
+    log = "".join(f"PASSED {one}\n" for one in ("test_w.py::test_new", old, name))
+    seen = {"prepared": True, "starts": 1, "ends": 1, "strange": 0, "controls": ["failed"], "control": None}
+    tested = [[one, "call", "passed", False, one] for one in ("test_w.py::test_new", old)]
+    refused = log_check.find_forgery(log, tests, {**seen, "tests": tested})
+    assert refused is None if inner else name in refused
+    assert old in log_check.find_forgery(log, tests, {**seen, "tests": tested[:1]})
+    assert log_check.missing(log.replace(f"PASSED {name}\n", ""), tests) == [name]
+
+
 def test_a_folder_that_hides_a_dataset_says_so(tmp_path, monkeypatch):
     add("small", jsonl(tmp_path / "rows.jsonl", HUMAN))
     (tmp_path / "small").mkdir()
@@ -657,7 +704,8 @@ def test_without_repositories_an_instance_runs_in_its_own_image(instance):
     (seal,) = task.files
     assert task.setup == ("sh seal_repository.sh . && rm seal_repository.sh",) and seal.path == "seal_repository.sh"
     base = (instance[0] / "acme__widget-1" / "task.yaml").read_text().split()[-1]
-    assert f"git checkout -q {base} -- test_w.py" in (Path(task.source) / "tests" / "run.sh").read_text()
+    plan = (Path(task.source) / "tests" / "plan.json").read_text()
+    assert f"git rev-parse {base}^{{tree}}" in plan and "checkout -q $tree -- test_w.py" in plan
     add("lost", instance[0], options={"repositories": str(instance[0])})
     with pytest.raises(ConfigError, match="no repository of acme/widget in it"):
         ry.Taskset.load("lost")
@@ -686,9 +734,10 @@ def test_rows_are_instances_too(tmp_path):
     add("rows", jsonl(tmp_path / "rows.jsonl", row, smith, {**row, "instance_id": "none", "FAIL_TO_PASS": "[]"}))
     found = ry.Taskset.load("rows")
     official, broken = found
-    script = (Path(official.source) / "tests/run.sh").read_text()
+    plan = json.loads((Path(official.source) / "tests/plan.json").read_text())
     assert official.image == "swebench/sweb.eval.x86_64.django_1776_django-1:latest"
-    assert "--parallel 1 forms.test_x\n" in script
+    assert plan["command"].endswith("--parallel 1 forms.test_x @CONTROL@")
+    assert plan["control"]["path"] == "tests/forms/test_NAME.py"
     assert "git apply -R" in (Path(broken.source) / "solution/solve.sh").read_text()
     assert (Path(broken.build) / "Dockerfile").read_text().startswith("FROM o/img\n")
     assert "no test fails before its patch" in found.skipped[0].reason
@@ -731,3 +780,69 @@ def test_what_had_to_pass_is_missed_by_the_rules_of_the_harness():
     assert log_check.missing("PASSED new\nSKIPPED old\nXFAIL cut[a-b]\n", tests) == []
     assert log_check.missing("SKIPPED new\nPASSED old\n", tests) == ["new", "cut[a"]
     assert log_check.missing("PASSED new\nPASSED old\nPASSED cut[a-b]\nFAILED cut[a-c]\n", tests) == ["cut[a"]
+
+
+@pytest.mark.anyio
+async def test_what_was_built_is_given_back_once_no_other_task_begins_with_it(tmp_path, backend):
+    """Three tasks begin alike; a fourth state was there before the check, and stays."""
+    shared = "FROM host\nRUN echo shared > /srv/shared\n"
+    for name in ("a", "b", "c"):
+        new_task(tmp_path / "set" / name)
+        shutil.rmtree(tmp_path / "set" / name / "solution")
+        environment = tmp_path / "set" / name / "environment"
+        environment.mkdir(exist_ok=True)
+        (environment / "Dockerfile").write_text(f"{shared}RUN echo {name} > /srv/own\n")
+    tasks = ry.Taskset.load(tmp_path / "set")
+    states, seen = backend.images.root / "builds", []
+    others = {file.name for file in states.glob("*")}  # of other tests
+
+    def kept_states():
+        return {file.name for file in states.iterdir()} - others
+
+    def tell(check):
+        seen.append((check.ok, len(kept_states())))
+
+    earlier = Provision.of(backend)
+    await earlier.image(tasks["c"], backend, Deadline.after(60, "test"))
+
+    options = CheckOptions(repeats=1, parallel=1, keep_built=False, filter="[ab]")
+    await check_dataset(str(tmp_path / "set"), backend, options, sample=2, tell=tell)
+    assert seen == [(True, 2), (True, 2)] and kept_states() == earlier.made_states
+
+    await backend.remove_states(earlier.made_states)
+    options = CheckOptions(repeats=1, parallel=1, keep_built=False)
+    before = {path.name for path in (backend.images.root / "trees").glob("*")}
+    seen.clear()
+    await check_dataset(str(tmp_path / "set"), backend, options, sample=3, tell=tell)
+    assert seen == [(True, 1), (True, 1), (True, 0)]  # the shared one stays for the others
+    assert {path.name for path in (backend.images.root / "trees").glob("*")} <= before
+    kept = CheckOptions(repeats=1, parallel=1)
+    await check_dataset(str(tmp_path / "set"), backend, kept, sample=3)
+    assert len(kept_states()) == 4
+
+
+@pytest.mark.anyio
+async def test_a_state_that_a_sandbox_uses_or_that_has_a_name_is_not_given_back(tmp_path, backend):
+    new_task(tmp_path / "task")
+    environment = tmp_path / "task" / "environment"
+    environment.mkdir(exist_ok=True)
+    (environment / "Dockerfile").write_text("FROM host\nRUN echo one > /srv/one\n")
+    provision = Provision.of(backend)
+    built = await provision.image(ry.Taskset.load(tmp_path / "task")[0], backend, Deadline.after(60, "test"))
+    async with backend.open(SandboxSpec(image=built.image)) as sandbox:
+        assert await backend.remove_states(provision.made_states) == []
+        assert (await sandbox.exec("cat /srv/one", timeout=20)).stdout == b"one\n"
+    await backend.images.catalog.name(built.image, ["mine:1"])
+    assert await backend.remove_states(provision.made_states) == []
+    await backend.images.remove("mine:1")
+    assert await backend.remove_states(provision.made_states) == []  # it is gone already
+
+
+def test_the_reason_of_a_long_log_has_its_end():
+    problem = TaskFinding(
+        level="error", where="oracle", message=f"gets 0: its log ends: {'line ' * 300}{'=' * 70} E no such host"
+    )
+    check = TaskCheck(task_id="a", digest="", ok=False, files=0, bytes=0, findings=(problem,))
+    (row,) = dataset_table(DatasetCheck(name="n", loaded=1, skipped=(), checks=(check,)))
+    assert row["reason"].startswith("oracle: gets 0") and row["reason"].endswith("line E no such host")
+    assert len(row["reason"]) < 320

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import rollyard as ry
-from rollyard.core.errors import ConfigError
+from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.inside import log_check
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks.adapters import guess_adapter, load_adapter
@@ -94,12 +94,23 @@ def test_an_instance_of_another_language_is_built_before_its_tests_and_read_by_i
     add("swe", write_folder(tmp_path / "tasks"))
     (task,) = ry.Taskset.load("swe")
     tests = Path(task.source) / "tests"
-    script = (tests / "run.sh").read_text()
+    plan = json.loads((tests / "plan.json").read_text())
     assert task.image == "acme/widget:1" and json.loads((tests / "tests.json").read_text())["format"] == "go"
-    assert "{\nmake clean\nmake\n} > /logs/verifier/build.log" in script  # after the test patch, before the tests
-    assert script.index("git apply") < script.index("make clean") < script.index("(go test -v ./...) | cat")
-    assert "set -x\n(go test" in script  # some readers need the names of the commands
+    assert plan["prepare"].index("git apply") < plan["prepare"].index(
+        "{\nmake clean\nmake\n} > /logs/verifier/build.log"
+    )
+    assert "set -x\n(go test -v ./...) | cat" in plan["command"]  # some readers need the names of the commands
     assert task.verifier.layers  # its image may have no Python to read the log with
+
+
+def test_programs_in_a_public_image_of_swebench_find_its_conda_environment_first(tmp_path):
+    row = {"instance_id": "pallets__flask-5014", "repo": "pallets/flask", "problem_statement": "A fault.", "patch": "p",
+           "test_patch": "diff --git a/tests/test_a.py b/tests/test_a.py\n", "base_commit": "b" * 40,
+           "FAIL_TO_PASS": ["tests/test_a.py::test_a"], "PASS_TO_PASS": []}  # fmt: skip
+    add("public", jsonl(tmp_path / "public.jsonl", row))
+    add("own", jsonl(tmp_path / "own.jsonl", row), image="acme/{instance}:1")
+    (public,), (own,) = ry.Taskset.load("public"), ry.Taskset.load("own")
+    assert public.env["PATH"].startswith("/opt/miniconda3/envs/testbed/bin:") and "PATH" not in own.env
 
 
 def test_output_between_marks_that_are_echoed_is_found_too(tmp_path):
@@ -107,8 +118,17 @@ def test_output_between_marks_that_are_echoed_is_found_too(tmp_path):
     text = text.replace(": '>>>>> End", "echo '>>>>> End")
     add("swe", write_folder(tmp_path / "tasks", **{"eval.sh": text}))
     (task,) = ry.Taskset.load("swe")
-    script = (Path(task.source) / "tests/run.sh").read_text()
-    assert "(go test -v ./...) | cat" in script and "echo" not in script and "build.log" not in script
+    plan = json.loads((Path(task.source) / "tests/plan.json").read_text())
+    assert plan["command"].splitlines()[1] == "(go test -v ./...) | cat" and "build.log" not in plan["prepare"]
+
+
+def test_a_subset_chooses_folders_and_a_misspelt_one_is_an_error(tmp_path):
+    add("swe", write_folder(tmp_path / "tasks"))
+    add("lite", tmp_path / "tasks", subset="lite")
+    add("misspelt", tmp_path / "tasks", subset="verifed")
+    assert (len(ry.Taskset.load("swe")), len(ry.Taskset.load("lite"))) == (1, 0)
+    with pytest.raises(UnknownName, match="verifed"):
+        ry.Taskset.load("misspelt")
 
 
 def test_a_log_that_nothing_reads_is_a_reason(tmp_path):

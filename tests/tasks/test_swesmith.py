@@ -141,7 +141,24 @@ def end_early(tree):
     (tree / "src/calc.py").write_text("import os\nos._exit(0)\n")
 
 
-@pytest.mark.parametrize("act", [lambda tree: None, skip_all, choose_tests, write_tests, end_early])
+def change_reports(tree):
+    lines = ["from _pytest.reports import TestReport", "make = TestReport.from_item_and_call.__func__"]
+    lines += ["def passed(kind, item, call):", "    report = make(kind, item, call)", "    report.outcome = 'passed'"]
+    lines += ["    return report", "TestReport.from_item_and_call = classmethod(passed)"]
+    (tree / "src/calc.py").write_text("\n".join([*lines, WRONG]))
+
+
+def write_report(tree):
+    case = '<testcase classname="tests.test_{0}" name="test_{1}"/>'
+    cases = case.format("clip", "above") + case.format("other", "here")
+    lines = ["import atexit, os, sys", "def forge():", "    place = sys.argv[sys.argv.index('--rootdir') + 1] + '.xml'"]
+    lines += [f"    open(place, 'w').write('<testsuite>{cases}</testsuite>')", "atexit.register(forge)"]
+    (tree / "src/calc.py").write_text("\n".join([*lines, WRONG]))
+
+
+@pytest.mark.parametrize(
+    "act", [lambda tree: None, skip_all, choose_tests, write_tests, end_early, change_reports, write_report]
+)
 def test_only_a_repair_passes(repository, tmp_path, act):
     code, said = judge(repository, tmp_path, act)
     assert code == 1, said

@@ -27,12 +27,25 @@ WORKDIR = "/app"
 PYTHON_LAYER = "pip:iniconfig==2.1.0"  # a layer of any package brings the interpreter that a judge runs by
 _TEST_FOLDERS = {"tests", "test"}
 _TEST_FILE = re.compile(r"test_.*\.py|.*_tests?\.py|tests?\.py|conftest\.py")
-_ORDERS = ("conftest.py", "pytest.ini", ".pytest.ini")  # pytest takes orders from them
+_ORDERS = ("conftest.py", "pytest.ini", ".pytest.ini", "pytest.toml", ".pytest.toml")  # pytest takes orders from them
+_SETTINGS = ("setup.cfg", "tox.ini", "pyproject.toml")  # and from these, which have other readers, too
 SEAL = "seal_repository.sh"  # of `rollyard.inside`
 SEALING = f"sh {SEAL} . && rm {SEAL}"  # the setup command of a task that has it among its files
 _LONGEST_FIELD = 2**30  # of a CSV file; without a word Python's own reader ends at 128 kB
 Row = Mapping[str, Any]
 ROWS = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".csv")
+
+
+class SourceFile(bytes):
+    """A file's content, which also says whether it may be started."""
+
+    program = False
+
+    @classmethod
+    def read(cls, path: Path, root: Path) -> SourceFile:
+        made = cls(read_inside(path, root))
+        made.program = bool(path.stat().st_mode & 0o100)
+        return made
 
 
 def is_rows(source: Path) -> bool:
@@ -178,32 +191,51 @@ def _read_list(text: str) -> list[Any]:
             raise ConfigError(f"no list of names: {text[:80]!r}") from error
 
 
-def put_tests_back(workdir: str, restore: str, test_patch: str, answer: str, tests: Sequence[str] = ()) -> list[str]:
+def put_tests_back(
+    workdir: str, restore: str, test_patch: str, answer: str, tests: Sequence[str] = (), runner: Sequence[str] = ()
+) -> list[str]:
     """Lines of a judge's script: test files as they were at the base, with the test patch on them. So are files that pytest takes
-    orders from, unless the answer, the set's own patch, has them too. `restore` brings files back: the beginning of a command
-    of git, or the tar of all that `is_original` names. `tests` are files that the patch does not name."""
+    orders from and the project's own test runner, unless the answer, the set's own patch, has them too. `restore` brings files
+    back: a commit of the repository, the beginning of a command of git, or the tar of all that `is_original` names. `tests` are
+    files that the patch does not name."""
     touched = [shlex.quote(path) for path in dict.fromkeys((*_patched_files(test_patch), *tests))]
     kept = _patched_files(answer)
     apart = " ".join(f"! -path {shlex.quote(f'./{path}')}" for path in kept)
-    named = " -o ".join(f"-name {name}" for name in ("__pycache__", *_ORDERS))
+    named = " -o ".join(f"-name {name}" for name in ("__pycache__", *_ORDERS, *_SETTINGS))
     lines = [
         "export GIT_CONFIG_COUNT=1 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'",
         f"cd {workdir} || exit 1",
     ]
+    if not restore.startswith(("git ", "/")):
+        lines += _read_originals(shlex.quote(restore))
+        restore = "git --git-dir=$originals --work-tree=. checkout -q $tree --"
     lines += [f"find . -name .git -prune -o \\( {named} \\) {apart} -prune -exec rm -rf {{}} +"]
     if restore.endswith(".tar.gz"):
         lines += [f"rm -rf {path}" for path in touched] + [f"tar -xzf {restore} || exit 1"]
     else:
         others = " ".join(shlex.quote(f":(exclude){path}") for path in kept)
-        lines += [f"{restore} ':(glob)**/{name}' {others} 2>/dev/null" for name in _ORDERS]
+        lines += [f"{restore} ':(glob)**/{name}' {others} 2>/dev/null" for name in (*_ORDERS, *_SETTINGS)]
         lines += [f"{restore} {path} 2>/dev/null || rm -f {path}" for path in touched]
+        lines += [f"{restore} {shlex.quote(path)} 2>/dev/null" for path in runner if path not in kept]
     return [*lines, "git apply /tests/test.patch || exit 1"] if test_patch else lines
 
 
-def is_original(path: str, test_patch: str, answer: str) -> bool:
+def _read_originals(base: str) -> list[str]:
+    """The files of a commit in a repository of the judge's own. The one at hand is the agent's, and git believes the name of an
+    object without a look at its content; packed and read again, each object gets the name that it deserves."""
+    return [
+        f'[ "$(git cat-file commit {base} | git hash-object -t commit --literally --stdin)" = {base} ] || exit 1',
+        f"originals=$(mktemp -d) && tree=$(git rev-parse {base}^{{tree}}) && git init -q --bare $originals || exit 1",
+        "git rev-list --objects $tree | cut -d' ' -f1 > $originals/names",
+        "git pack-objects -q --stdout < $originals/names | git --git-dir=$originals index-pack --stdin > /dev/null || exit 1",
+        "git --git-dir=$originals cat-file --batch-check < $originals/names | grep ' missing$' && exit 1",
+    ]
+
+
+def is_original(path: str, test_patch: str, answer: str, runner: Sequence[str] = ()) -> bool:
     """Whether `put_tests_back` wants this file of the base."""
-    orders = PurePosixPath(path).name in _ORDERS and path not in _patched_files(answer)
-    return orders or path in _patched_files(test_patch)
+    steers = PurePosixPath(path).name in (*_ORDERS, *_SETTINGS) or path in runner
+    return (steers and path not in _patched_files(answer)) or path in _patched_files(test_patch)
 
 
 def _patched_files(patch: str) -> list[str]:
@@ -268,8 +300,8 @@ def write_task(
                 raise ConfigError(f"{name!r} leads out of the task's {part}")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data.encode() if isinstance(data, str) else data)
-            if path.suffix == ".sh":
-                path.chmod(0o755)
+            program = data.program if isinstance(data, SourceFile) else path.suffix == ".sh"
+            path.chmod(0o755 if program else 0o644)
     (folder / "task.toml").write_text(toml.dumps(_with_files(table, files or {})))
 
 

@@ -13,7 +13,6 @@ import gzip
 import importlib.resources
 import io
 import re
-import shlex
 import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,7 @@ import msgspec
 import yaml
 
 from rollyard.core.bad_json import BAD_JSON
-from rollyard.core.errors import ConfigError
+from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.tasks.adapters import Adapter, TaskDraft
 from rollyard.tasks.adapters.drafts import (
     PYTHON_LAYER,
@@ -39,7 +38,6 @@ from rollyard.tasks.adapters.drafts import (
     put_tests_back,
     read_inside,
     read_text_inside,
-    reward_script,
     row_drafts,
     string_list,
     write_task,
@@ -78,12 +76,60 @@ _COMMANDS = {
     "sympy/sympy": "PYTHONWARNINGS='ignore::UserWarning,ignore::SyntaxWarning' bin/test -C --verbose",
 }
 _SUBSETS = {"verified": "SWE-bench/SWE-bench_Verified", "lite": "SWE-bench/SWE-bench_Lite"}
+_RUNNERS = {  # parts of a project's own test runner that its code under test does not need
+    "django/django": ("tests/runtests.py", "tests/test_sqlite.py"),
+    "sympy/sympy": (
+        "bin/test", "sympy/testing/runtests.py", "sympy/testing/pytest.py", "sympy/utilities/runtests.py",
+        "sympy/utilities/pytest.py",
+    ),
+}  # fmt: skip
+_DJANGO_CONTROL = """import unittest
+
+
+class NAMETests(unittest.TestCase):
+    def test_NAME_a(self):
+        self.assertEqual(1, 2)
+
+    def test_NAME_b(self):
+        self.assertTrue(False)
+
+    def test_NAME_c(self):
+        with self.assertRaises(ValueError):
+            pass
+"""
+_SYMPY_CONTROL = """def test_NAME_a():
+    assert 1 == 2
+
+
+def test_NAME_b():
+    raise AssertionError
+
+
+def test_NAME_c():
+    assert [] == [1]
+"""
 _LOG = "/logs/verifier/tests.log"
+_RECORD = "/logs/verifier/record.json"
+_JUDGES = ("run_tests.py", "pytest_witness.py", "log_check.py")
+_TEST = f"""#!/bin/sh
+cd {_WORKDIR} && python3 -I -S /tests/run_tests.py < /tests/plan.json
+tail -c 20000 {_LOG}
+if python3 -I -S /tests/log_check.py {_LOG} /tests/tests.json {_RECORD}; then reward=1; else reward=0; fi
+echo $reward > /logs/verifier/reward.txt
+"""
 _ORIGINALS = "originals.tar.gz"  # test files of the base, where its repository is at hand
 _BASE = (
     "/opt/base.git"  # the one commit of a tree that was built, where the agent's changes to it do not reach the judge
 )
 _TOOLS = ("pip", "setuptools", "wheel")
+_TESTBED = re.compile(
+    r"(?:^|/)(?:sweb\.eval|swesmith)\."
+)  # images whose packages are in a conda environment of that name
+_ACTIVE = {
+    "PATH": "/opt/miniconda3/envs/testbed/bin:/opt/miniconda3/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "CONDA_PREFIX": "/opt/miniconda3/envs/testbed",
+    "CONDA_DEFAULT_ENV": "testbed",
+}  # what their shells do at a login, for programs that are started by no login shell
 _INSTALL = "python -m pip install -e ."
 _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _COMMIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
@@ -119,7 +165,10 @@ def recognise(source: Path) -> bool:
 def read(source: Path, options: Mapping[str, Any]) -> Iterator[TaskDraft]:
     """`instances` are globs over ids; `subset` is verified or lite, of folders that say so."""
     if source.is_dir():
-        subset = _SUBSETS.get(str(options.get("subset", "")), "")
+        wanted = str(options.get("subset", ""))
+        if wanted and wanted not in _SUBSETS:
+            raise UnknownName("subset", wanted, list(_SUBSETS))
+        subset = _SUBSETS.get(wanted, "")
         for file in sorted(source.glob("*/task.yaml")):
             if is_wanted(file.parent.name, options) and subset in file.read_text():
                 yield TaskDraft(file.parent.name, partial(_write_folder, file.parent, options))
@@ -228,21 +277,23 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
     tree = _archive(_find_repository(Path(str(repositories)), one.repo), one) if repositories else b""
     environment = _built(one, tree) if repositories else {}
     inside = importlib.resources.files("rollyard.inside")
+    plan = _plan(one, _restore(one, originals=bool(repositories)), built=bool(repositories))
     if not repositories and one.reverse:
         environment = {"Dockerfile": f"FROM {one.image}\nCOPY fault.patch /tmp/\n{_faulty()}", "fault.patch": one.patch}
     table = {
         "metadata": {
             "repo": one.repo,
             "rollyard": {
-                "verifier": "commands",
-                "options": {"commands": ["bash /tests/run.sh"], "score": "all", "timeout_s": 1800.0},
+                "verifier": "test-log",
+                "options": {"timeout_s": 1800.0},
                 "grade": "sealed",
                 **({"verifier_layers": [PYTHON_LAYER]} if _is_foreign(one) else {}),
                 **({} if environment else {"setup": [SEALING]}),
             },
         },
         "environment": {"workdir": _WORKDIR, "build_timeout_sec": 3600.0}
-        | ({} if environment else {"docker_image": one.image}),
+        | ({} if environment else {"docker_image": one.image})
+        | ({"env": _ACTIVE} if not repositories and not _is_foreign(one) and _TESTBED.search(one.image) else {}),
         "agent": {"timeout_sec": 3000.0},
         "verifier": {"timeout_sec": 1830.0},
     }
@@ -251,12 +302,12 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
         instruction=f"{one.problem.strip()}\n\nThe repository is in {_WORKDIR}. Change its source, not its tests.",
         table=table,
         tests={
-            "run.sh": _run_script(one, _restore(one, originals=bool(repositories))),
+            "plan.json": msgspec.json.format(msgspec.json.encode(plan)),
             **({_ORIGINALS: _pack_originals(one, tree)} if repositories else {}),
-            "test.sh": reward_script("bash /tests/run.sh"),
+            "test.sh": _TEST,
             "test.patch": one.test_patch,
-            "tests.json": msgspec.json.encode(one.tests),
-            "log_check.py": inside.joinpath("log_check.py").read_bytes(),
+            "tests.json": msgspec.json.encode({**one.tests, "INNER": _find_inner(one), "runner": _runner(plan)}),
+            **{name: inside.joinpath(name).read_bytes() for name in _JUDGES},
         },
         solution={"solve.sh": f"#!/bin/bash\ncd {_WORKDIR} && {apply} /solution/gold.patch\n", "gold.patch": one.patch},
         files={} if environment else {SEAL: inside.joinpath(SEAL).read_bytes()},
@@ -273,29 +324,84 @@ def _restore(one: SweInstance, *, originals: bool) -> str:
     if originals:
         return f"/tests/{_ORIGINALS}"
     base = f"git --git-dir={_BASE} --work-tree=. checkout -q HEAD --"
-    return base if one.reverse else f"git checkout -q {shlex.quote(one.base)} --"
+    return base if one.reverse else one.base
 
 
 def _pack_originals(one: SweInstance, tree: bytes) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=io.BytesIO(tree)) as source, tarfile.open(fileobj=packed, mode="w") as target:
         for member in source:
-            if is_original(member.name, one.test_patch, one.patch):
+            if is_original(member.name, one.test_patch, one.patch, _RUNNERS.get(one.repo, ())):
                 target.addfile(member, source.extractfile(member) if member.isfile() else None)
     return gzip.compress(packed.getvalue(), compresslevel=1, mtime=0)
 
 
-def _run_script(one: SweInstance, restore: str) -> str:
-    """The tests, and what their log says."""
+def _plan(one: SweInstance, restore: str, *, built: bool) -> dict[str, Any]:
+    """What `run_tests.py` does."""
     expected = [*one.tests["FAIL_TO_PASS"], *one.tests["PASS_TO_PASS"]] if one.reverse else []
     files = [test.split("::")[0] for test in expected if "::" in test]
-    lines = put_tests_back(_WORKDIR, restore, one.test_patch, one.patch, files)
+    prepare = put_tests_back(_WORKDIR, restore, one.test_patch, one.patch, files, _RUNNERS.get(one.repo, ()))
+    prepare += re.findall(r"^sed -i .* (?:setup\.cfg|tox\.ini|pyproject\.toml)$", one.install, re.M)
+    if built and (name := re.search(r"^tox --current-env -e(\w+)", one.command)):
+        prepare += _enter_venv(f".tox/{name[1]}")
     if one.build:
-        lines += ["{", one.build, "} > /logs/verifier/build.log 2>&1"]
+        prepare += ["{", one.build, "} > /logs/verifier/build.log 2>&1"]
     traced = ["set -x", one.command, "{ set +x; } 2>/dev/null"] if _is_foreign(one) else [one.command]
-    lines += ["{", *traced, f"}} > {_LOG} 2>&1", f"tail -c 20000 {_LOG}"]
-    lines += [f"python3 /tests/log_check.py {_LOG} /tests/tests.json"]
-    return "\n".join([*lines, ""])
+    plan = {
+        "prepare": "\n".join([*prepare, "true"]),
+        "command": "\n".join(traced),
+        "key": "",
+        "log": _LOG,
+        "record": _RECORD,
+    }
+    if _is_foreign(one):
+        return plan
+    if one.repo in _RUNNERS and (control := _control(one)) is not None:
+        return {**plan, "control": control, "command": f"{one.command} @CONTROL@"}
+    with_tox, changed = re.subn(r"^(tox .* --) ", r"\1 @WITNESS@ ", one.command, count=1)
+    if changed:
+        return {**plan, "site": "tox", "command": with_tox}
+    with_pytest, changed = re.subn(
+        r"^((?:\w+=\S+ )*(?:\S*python3? -m )?pytest) ", r"\1 @WITNESS@ ", one.command, count=1
+    )
+    return {**plan, "site": "pytest", "command": with_pytest} if changed and "\n" not in one.command else plan
+
+
+def _runner(plan: Mapping[str, Any]) -> str:
+    """How the log is proved: by what pytest says beside it, by controls, or not at all."""
+    return "pytest" if "site" in plan else "controls" if "control" in plan else ""
+
+
+def _find_inner(one: SweInstance) -> list[str]:
+    """Tests that passed before and that no file of the command can have: a pytest that a test starts prints them, so the log has
+    them and the record has not. A command that names folders could run any file."""
+    words = [word for word in one.command.split() if not word.startswith("-")]
+    files = [word for word in words if word.endswith(".py")]
+    if not files or any("/" in word for word in words if word not in files):
+        return []
+    places = {name: name.partition("::")[0] for name in one.tests["PASS_TO_PASS"] if "::" in name}
+    return [
+        name
+        for name, place in places.items()
+        if not any(place.endswith(file) or file.endswith(place) for file in files)
+    ]
+
+
+def _control(one: SweInstance) -> dict[str, str] | None:
+    """A file of tests that cannot pass, beside those of the command, and how the command names it."""
+    words = one.command.split()
+    if one.repo == "django/django":
+        labels = words[words.index("1") + 1 :] if "1" in words else []
+        app = labels[-1].partition(".")[0] if labels else "utils_tests"
+        return {"path": f"tests/{app}/test_NAME.py", "argument": f"{app}.test_NAME", "text": _DJANGO_CONTROL}
+    folder, found, _ = words[-1].rpartition("/")
+    path = f"{folder}/test_NAME.py"
+    return {"path": path, "argument": path, "text": _SYMPY_CONTROL} if found else None
+
+
+def _enter_venv(place: str) -> list[str]:
+    """tox's plugin for the environment it is in takes it for one without a folder of its own, which a venv is not."""
+    return [f"mkdir -p {place} && cp /opt/testbed/pyvenv.cfg {place}/ && ln -sfn /opt/testbed/lib {place}/lib"]
 
 
 def _faulty() -> str:
@@ -373,5 +479,5 @@ adapter = Adapter(
     read=read,
     needs=("the instances' images; or their repositories, their Python and a network for the build",),
     options=("image", "instances", "repositories", "subset"),
-    carries=("log_check.py", SEAL),
+    carries=(*_JUDGES, SEAL),
 )

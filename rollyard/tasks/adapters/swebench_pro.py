@@ -116,9 +116,9 @@ def _describe(row: Mapping[str, Any]) -> str:
 
 def _run_script(row: Mapping[str, Any], test_patch: str) -> str:
     wanted = shlex.quote(",".join(string_list(field(row, "selected_test_files_to_run"))))
-    logs, base = "/logs/verifier", shlex.quote(str(field(row, "base_commit")))
+    logs, base = "/logs/verifier", str(field(row, "base_commit"))
     lines = [
-        *put_tests_back(WORKDIR, f"git checkout -q {base} --", test_patch, str(field(row, "patch"))),
+        *put_tests_back(WORKDIR, base, test_patch, str(field(row, "patch"))),
         f"bash /tests/run_script.sh {wanted} > {logs}/stdout.log 2> {logs}/stderr.log",
         f"rm -rf {logs}/results.json",  # whatever the code under test has put there
         f"python3 /tests/parser.py {logs}/stdout.log {logs}/stderr.log {logs}/results.json",

@@ -26,6 +26,7 @@ from rollyard.tasks.adapters.git_trees import ONE_COMMIT, changed_files, is_repo
 _WORKDIR = "/testbed"
 _BRANCH = re.compile(r"(?P<repo>[^/]+__[^/]+?\.[0-9a-f]{8})\.[^/]+")
 _CHECK = "suite_check.py"
+_JUDGES = (_CHECK, "run_tests.py", "pytest_witness.py")
 _PYTEST = "pytest==8.4.1"
 _TIMEOUT_S = 1800.0
 
@@ -98,7 +99,7 @@ def _write(repository: Path, name: str, tip: str, options: Mapping[str, Any], fo
             "test.sh": reward_script(run),
             "plan.json": msgspec.json.encode(plan),
             "original.tar.gz": pack_tree(original),
-            _CHECK: inside.joinpath(_CHECK).read_bytes(),
+            **{name: inside.joinpath(name).read_bytes() for name in _JUDGES},
         },
         solution={
             "solve.sh": f"#!/bin/sh\ncd {_WORKDIR} && git apply -R /solution/fault.patch\n",
@@ -141,5 +142,5 @@ adapter = Adapter(
     read=read,
     needs=("git and python3 in the image",),
     options=("arguments", "image", "instances", "packages"),
-    carries=(_CHECK,),
+    carries=_JUDGES,
 )

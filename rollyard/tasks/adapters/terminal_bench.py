@@ -18,7 +18,7 @@ import yaml
 
 from rollyard.core.errors import ConfigError
 from rollyard.tasks.adapters import Adapter, TaskDraft, terminal_bench_services
-from rollyard.tasks.adapters.drafts import WORKDIR, read_inside, read_text_inside, reward_script, write_task
+from rollyard.tasks.adapters.drafts import WORKDIR, SourceFile, read_text_inside, reward_script, write_task
 
 _NOT_ENVIRONMENT = ("task.yaml", "run-tests.sh", "solution.sh", "solution.yaml", "docker-compose.yaml", "tests")
 _PYTEST = "pytest==8.4.1"
@@ -106,7 +106,9 @@ def _tree(root: Path, leave_out: tuple[str, ...] = ()) -> dict[str, str | bytes]
     found = {
         path.relative_to(root): path for path in sorted(root.rglob("*")) if path.is_file() and not path.is_symlink()
     }
-    return {name.as_posix(): path.read_bytes() for name, path in found.items() if name.parts[0] not in leave_out}
+    return {
+        name.as_posix(): SourceFile.read(path, root) for name, path in found.items() if name.parts[0] not in leave_out
+    }
 
 
 def _copied_tests(source: Path) -> dict[str, str | bytes]:
@@ -115,7 +117,7 @@ def _copied_tests(source: Path) -> dict[str, str | bytes]:
     words = [word.removeprefix("./") for line in _COPY.findall(text) for word in line.split()[:-1]]
     named = [source / word for word in words if word.startswith("tests/") and "*" not in word]
     files = [file for path in named for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
-    return {file.relative_to(source).as_posix(): read_inside(file, source) for file in files}
+    return {file.relative_to(source).as_posix(): SourceFile.read(file, source) for file in files}
 
 
 def _text(source: Path, name: str) -> str:

@@ -1,30 +1,27 @@
 """pytest as a verifier, started so that nothing in the working directory configures it.
 
-Isolated mode, no configuration file, root and conftest search cut at `/tests`; the result is the report and
-the exit code together: a program under test that ends the interpreter early leaves no report, and no report is no pass. Tests
-that import the agent's code run that code inside pytest; `pythonpath` says where it is found.
+Isolated mode, no configuration file, root and conftest search cut at `/tests`. Tests that import the agent's code run that code
+inside pytest; `pythonpath` says where it is found. So no file that pytest writes is believed: another process hears of each test
+while it ends, of the end, and of controls that cannot pass, and signs what it heard (`test_record.py`).
 """
 
 from __future__ import annotations
 
 import re
 from typing import Literal
-from xml.etree import ElementTree as Xml
 
 import msgspec
 
-from rollyard.core.errors import ConfigError, PathError
+from rollyard.core.errors import ConfigError
 from rollyard.core.protocols import Policy, Sandbox, Verifier
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import VerifierSpec
-from rollyard.tasks.verifiers.durable import again
 from rollyard.tasks.verifiers.options import read_options
 from rollyard.tasks.verifiers.runner import RunnerNotStarted
-from rollyard.tasks.verifiers.sandbox import LOGS, TESTS
+from rollyard.tasks.verifiers.sandbox import TESTS
+from rollyard.tasks.verifiers.test_record import WITNESS, TestPlan, TestRecord, run_recorded
 from rollyard.tasks.verifiers.tests import upload_tests
 
-_REPORT = f"{LOGS}/junit.xml"
-_MAX_REPORT = 8 * 2**20
 _LOG_TAIL = 64 * 1024
 
 
@@ -44,8 +41,12 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
 
     async def pytest(sandbox: Sandbox, rollout: Rollout) -> Verdict:
         await upload_tests(spec, sandbox, rollout)
-        command = _command(options)
-        done = await sandbox.exec(command, timeout=options.timeout_s)
+        done, record = await run_recorded(
+            sandbox,
+            TestPlan(command=_command(options), witness=WITNESS, echo=True),
+            python=[options.python, "-I"],
+            timeout_s=options.timeout_s,
+        )
         log = done.text[-_LOG_TAIL:]
         if done.timed_out:
             return Verdict(
@@ -55,7 +56,7 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
             return Verdict(status="failed", error="pytest was lost", log=log)
         if re.search(r"No module named '?pytest'?\s*$", log) and done.exit_code == 1:
             raise RunnerNotStarted(f"{options.python} has no pytest", _no_tests(log))
-        return _verdict(await again(lambda: _report(sandbox)), done.exit_code, options.score, log)
+        return judge_record(record, done.exit_code, options.score, log)
 
     return pytest
 
@@ -65,8 +66,7 @@ def _command(options: _Options) -> list[str]:
     return [
         options.python,
         "-I",
-        "-m",
-        "pytest",
+        WITNESS,
         "-q",
         "-c",
         "/dev/null",
@@ -74,48 +74,46 @@ def _command(options: _Options) -> list[str]:
         f"--confcutdir={TESTS}",
         "-p",
         "no:cacheprovider",
-        f"--junitxml={_REPORT}",
         *where,
         *options.args,
         *(f"{TESTS}/{path}" if path != "." else TESTS for path in options.paths),
     ]
 
 
-async def _report(sandbox: Sandbox) -> bytes | None:
-    try:
-        return await sandbox.read(_REPORT, max_bytes=_MAX_REPORT)
-    except PathError as error:
-        if error.errno_name == "ENOENT":
-            return None
-        raise
-
-
-def _verdict(report: bytes | None, exit_code: int, score: str, log: str) -> Verdict:
-    checks = read_junit(report) if report is not None else {}
+def judge_record(record: TestRecord | None, exit_code: int, score: str, log: str) -> Verdict:
+    checks = read_checks(record) if record is not None else {}
     if not checks and exit_code not in (0, 1):
         raise RunnerNotStarted(f"pytest exited with {exit_code} and ran no test", _no_tests(log))
-    share = sum(checks.values()) / len(checks) if checks else 0.0
+    if record is None or not record.starts:
+        raise RunnerNotStarted("nothing recorded the tests", _no_tests(log))
+    doubt = record.doubt
+    share = sum(checks.values()) / len(checks) if checks and doubt is None else 0.0
     if exit_code == 0 and share < 1.0:
-        share = 0.0  # the exit code and the report disagree: something ended pytest early
+        share = 0.0  # the exit code and the record disagree: something ended pytest early
     reward = share if score == "fraction" else float(exit_code == 0 and share == 1.0)
-    return Verdict(reward=reward, parts={"reward": reward, "passed": share}, checks=checks, log=log)
+    return Verdict(reward=reward, parts={"reward": reward, "passed": share}, checks=checks, log=log, error=doubt)
 
 
 def _no_tests(log: str) -> Verdict:
     return Verdict(reward=0.0, parts={"reward": 0.0, "passed": 0.0}, log=log, error="no test ran")
 
 
-def read_junit(report: bytes) -> dict[str, bool]:
-    """Each test of a JUnit report; skipped ones do not count. The file comes out of a sandbox: no entities are read."""
-    if b"<!DOCTYPE" in report or b"<!ENTITY" in report or b"\0" in report:  # or in wider characters, where they hide
-        return {}
-    try:
-        root = Xml.fromstring(report)  # noqa: S314 - no document type is let through above
-    except (Xml.ParseError, LookupError, ValueError):  # an encoding that nobody knows, or one that is not read here
-        return {}
+def read_checks(record: TestRecord) -> dict[str, bool]:
+    """Each test, by the name that a JUnit report gives it; skipped ones do not count."""
     found: dict[str, bool] = {}
-    for case in root.iter("testcase"):
-        outcome = {child.tag for child in case}
-        if "skipped" not in outcome:
-            found[f"{case.get('classname')}::{case.get('name')}"] = not outcome & {"failure", "error"}
+    for test in record.tests:
+        name = _junit_name(test.id)
+        if test.outcome == "failed":
+            found[name] = False
+        elif test.when == "call" and test.outcome == "passed":
+            found.setdefault(name, True)
     return found
+
+
+def _junit_name(node: str) -> str:
+    path, bracket, parameters = node.partition("[")
+    module, *names = path.split("::")
+    module = module.removesuffix(".py").replace("/", ".")
+    if not names:
+        return f"::{module}"
+    return f"{'.'.join([module, *names[:-1]])}::{names[-1]}{bracket}{parameters}"

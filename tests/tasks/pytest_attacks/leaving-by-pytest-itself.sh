@@ -1,0 +1,3 @@
+# must fail: sealed shared
+set -e
+printf 'import pytest\npytest.exit("done", returncode=0)\n' > work.py

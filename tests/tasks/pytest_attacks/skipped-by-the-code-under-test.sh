@@ -1,0 +1,3 @@
+# must fail: sealed shared
+set -e
+printf 'import unittest\nraise unittest.SkipTest("later")\n' > work.py

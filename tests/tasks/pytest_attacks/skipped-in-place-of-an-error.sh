@@ -1,0 +1,3 @@
+# must fail: sealed shared
+set -e
+printf 'import builtins, pytest\nbuiltins.AssertionError = pytest.skip.Exception\n' > start.py
