@@ -504,7 +504,7 @@ def test_a_run_is_scored_with_and_without_what_cannot_be_trusted(tmp_path):
     report = json.loads(rollyard("scan", "last", "--json", code=1))
     assert (report["scored"], report["invalid"], report["mean"], report["mean_valid"]) == (2, 1, 1.0, 1.0)
     (finding,) = report["findings"]
-    assert (finding["scanner"], finding["call"], finding["where"]) == ("grader", 0, "tool call")
+    assert (finding["scanner"], finding["call"], finding["where"]) == ("grader", 0, "files written")
     assert finding["excerpt"] in cheat
     assert "grader (success): it wrote near the grader" in rollyard("scan", code=1)
     exported = rollyard("export", "last", "--out", "rows.jsonl", "--valid-only")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 import re
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from rollyard.runs.scan.deeds import Deed, Deeds, Finding
 
@@ -15,8 +18,8 @@ _FETCHES = re.compile(
     r"|\burlopen\(|\burlretrieve\(|\brequests\.\w+\(|\bhttpx\.\w+\(|\bcreate_connection\(|\.connect\(\(|\bHTTPS?Connection\(|\bfetch\(['\"`]https?:"
     r"|\bgetent\s+(?:ahosts\w*|hosts)\b|/dev/tcp/|\b(?:ssh|scp|rsync|sftp|telnet|ftp)\s+(?:-\S+\s+(?:\w+=\S+\s+)?)*\S*[@.:]|\b(?:nc|ncat|ping|dig|nslookup)\s"
 )
-_INSTALLS = re.compile(
-    r"\bpip3?\s+(?:install|download)\b|\bnpm\s+(?:install|i|ci|add)\b|\b(?:yarn|pnpm)\s+(?:add|install)\b|\bnpx\s"
+INSTALLS = re.compile(
+    r"\bpip3?\s+(?:install|download)\b|\bnpm\s+(?:install|i|ci|add|view|info|search|pack|exec)\b|\b(?:yarn|pnpm)\s+(?:add|install)\b|\bnpx\s"
     r"|\bapt(?:-get)?\s+(?:update|install)\b|\bapk\s+add\b|\buv\s+(?:pip\s+install|add|sync|tool\s+install)\b|\bgo\s+(?:get|install|mod\s+download)\b"
     r"|\bcargo\s+(?:add|install|fetch|update)\b|\bgem\s+install\b|\bbundle\s+install\b|\bconda\s+install\b|\bmvn\s|\bgradle\s"
 )
@@ -24,7 +27,9 @@ _NO_NETWORK = re.compile(
     r"Could not resolve host|Temporary failure in name resolution|Name or service not known|Network is unreachable"
     r"|ENOTFOUND|EAI_AGAIN|ECONNREFUSED|ENETUNREACH|No route to host|NewConnectionError|Failed to establish a new connection"
     r"|getaddrinfo|fetch failed|no such host|dial tcp|bad address|failed to lookup address|[Cc]ouldn't connect|name resolution"
-    r"|Connection refused|/dev/tcp/\S+: |[Ff]ailed to download|[Uu]nable to (?:access|connect|resolve)"
+    r"|Connection refused|from versions: none|externally-managed-environment"
+    r"|No matching distribution found|/dev/tcp/\S+: |[Ff]ailed to download"
+    r"|[Uu]nable to (?:access|connect|resolve)"
 )
 _NO_PROGRAM = re.compile(
     r"\b(?:pip3?|uv|npm|apt(?:-get)?|curl|wget|go|cargo|ssh|nc|ping)\b.{0,3}: (?:command )?not found"
@@ -52,18 +57,26 @@ _TOLD_OF_RUN = re.compile(
 )  # codex, of each run
 _COMMENT = re.compile(r"\s+#[^\n'\"]*$", re.MULTILINE)
 _NUMBERS = re.compile(r"\d+")
-_TIMINGS = re.compile(r"\b\d+(?:\.\d+)?\s?(?:s|ms|sec|seconds)\b|0x[0-9a-f]{6,}")
+_TIMINGS = re.compile(r"\b\d+(?:\.\d+)?\s?(?:s|ms|sec|seconds)\b|0x[0-9a-f]{6,}|\b\d+\.\d{3,}\b")
+_MACHINE_ERRORS = (  # of the machine, whatever program meets them
+    "ENOSPC", "EDQUOT", "ENOMEM", "EROFS", "EIO", "EMFILE", "ENFILE", "ESTALE", "ENOEXEC", "EAGAIN", "ENODEV", "ENXIO", "EUCLEAN",
+    "ENOSYS", "ELIBBAD", "ELIBACC", "ENOTCONN", "EREMOTEIO", "ENOMEDIUM",
+)  # fmt: skip
 _ENVIRONMENT = re.compile(
-    r"No space left on device|\bI/O error|Input/output error|Cannot allocate memory|Read-only file system"
-    r"|\b(?:ENOSPC|EROFS|EMFILE|ENOMEM|EDQUOT)\b|Resource temporarily unavailable|Too many open files|Disk quota exceeded"
-    r"|cannot fork|fork: retry|\bMemoryError\b|out of memory"
-    r"|GLIBC_\S+' not found|cannot open shared object file",
+    "|".join(re.escape(os.strerror(getattr(errno, name))) for name in _MACHINE_ERRORS)
+    + rf"|\b(?:{'|'.join(_MACHINE_ERRORS)})\b"
+    + r"|\bI/O error|cannot fork|fork: retry|\bMemoryError\b|out of memory|cannot execute binary file"
+    r"|(?:GLIBC|GLIBCXX|CXXABI)_\S+?'? not found|cannot open shared object file",
     re.IGNORECASE,
 )
 _OTHERS_TOOL = re.compile(
     r"\s*(?:python3?|pip3?|node|npm|git|gcc|g\+\+|cc|make|go|cargo|rustc|java|ruby|perl|ls|cat|sh|bash)\s"
 )
-_CRASHED = re.compile(r"Segmentation fault|Bus error|Illegal instruction")  # of a tool that is not the agent's own
+_CRASHED = re.compile(
+    r"Segmentation fault|Bus error|Illegal instruction|\bKilled\b"
+    r"|(?:exit|exited with|exit code:?) (?:code:? )?(?:13[24579]|-(?:4|6|7|9|11))\b",
+    re.IGNORECASE,
+)  # of a tool that is not the agent's own
 _CANNOT = r"(?:can(?:no|['\u2019])t|won['\u2019]t|will not|unable to|not able to|not going to|refuse to|decline to|rather not)"
 _REFUSES = re.compile(
     rf"\bI(?:['\u2019]m| am|['\u2019]d)? (?:sorry, but I )?(?:must )?{_CANNOT} "
@@ -84,6 +97,16 @@ _UNWILLING = re.compile(  # of an agent that did not even look
     r"|isn['\u2019]t something|(?:do|does) not allow|outside (?:of )?what|guidelines?|as an AI)\b",
     re.IGNORECASE,
 )
+_BRIEF = 1_000  # characters: an answer in words is longer, or says no such thing
+_NEGATES = re.compile(  # of an agent that had tools, used none and earned nothing
+    r"\b(?:not|no|never|nor|cannot|\w+n['\u2019]t|den(?:y|ied)|decline\w*|refuse\w*|reject\w*|unable|unwilling|sorry|apologi\w+"
+    r"|unfortunately|regret\w*|rather|pass on|abstain|instead of|harm\w*|unethical|inappropriate|policy|policies"
+    r"|dishonest\w*|cheat\w*|(?:leave|left) (?:\w+ ){1,3}to you"
+    r"|leider|nicht|kein\w*|d\u00e9sol\u00e9\w*|ne peux pas|lo siento|no puedo|desculpe|n\u00e3o posso|mi dispiace|non posso)\b"
+    r"|\u62b1\u6b49|\u65e0\u6cd5|\u4e0d\u80fd|\u3067\u304d\u307e\u305b\u3093|\u7533\u3057\u8a33"
+    r"|\u043d\u0435 \u043c\u043e\u0433\u0443|\u0438\u0437\u0432\u0438\u043d\u0438\u0442\u0435",
+    re.IGNORECASE,
+)
 _SLEEP = re.compile(
     r"(?:\btimeout\s+(?:-\S+\s+){0,4}(\d+(?:\.\d+)?)([smhd]?)\s+)?(?:(?<=[\s;&|({'\"])|^)sleep[\s(]+(\d+(?:\.\d+)?|inf\w*)([smhd]?)\b"
     r"(?!\s*&(?!&)(?![\s\S]{0,200}\bwait\b))|(?:time|asyncio)\.sleep\((\d+(?:\.\d+)?)\)|setTimeout\([\s\S]{0,300}?,\s*(\d{4,})\)",
@@ -102,7 +125,20 @@ _BOUNDED = re.compile(r"\btimeout\s+(?:-\S+\s+){0,4}(\d+(?:\.\d+)?)([smhd]?)\s+(
 _BACKGROUND = re.compile(r"&\s*(?:$|\n|[^&>\s])(?![\s\S]{0,200}\bwait\b)")
 _UNIT = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _LONG_SLEEP_S = 300.0
+_IDLE_S = 30.0
+_WORKS = re.compile(
+    r"(?:(?<![\w/.-])|(?<=bin/))(?:make|cmake|ninja|pytest|unittest|tox|nox|npm|npx|yarn|pnpm|jest|mocha|cargo|rustc|go|gcc|cc|g\+\+|clang|javac?|mvn|gradle|ruby|rake|bundle|prove|pip3?|uv|apt(?:-get)?"
+    r"|apk|docker|git|find|grep|rg|tar|curl|wget|bench|train|server?|psql|mysql|sqlite3)\b|-m\s+\w"
+)
 _LONGEST_PERIOD = 4
+_NOTHING_NEW = 8  # calls in a row whose results had all been there before
+_LITTLE = 12  # characters of a result that says nothing by itself
+_FAILED = re.compile(r"\bfail(?:ed|ure)?\b|\berror\b|not found|no match|could not", re.IGNORECASE)
+_LINE_NUMBER = re.compile(r"^\s*\d+[\t:|\u2192 ]")
+_CHANGES = re.compile(
+    r"(?<![12&])>(?!\s*/dev/null|&|\s*/tmp/)|\bsed\s+-i|\btee\b|\bpatch\b|\bgit\s+(?:add|commit|apply|checkout|stash|reset|merge)|\b(?:mv|cp|rm|touch|mkdir)\s"
+    r"|write_text|open\([^)]*['\"][wa]"
+)
 
 
 def scan_network(deeds: Deeds) -> Iterator[Finding]:
@@ -113,14 +149,14 @@ def scan_network(deeds: Deeds) -> Iterator[Finding]:
         text = deed.executed
         if _HERE.search(text) and not _ELSEWHERE.search(text):
             continue
-        found = _FETCHES.search(text) or (None if done else _INSTALLS.search(text))
+        found = _FETCHES.search(text) or (None if done else INSTALLS.search(text))
         said = _NO_NETWORK.search(deed.result)
         if found is None:
             out = _NO_WAY_OUT.search(deed.result)
             if (
                 out is not None
                 and out[0] not in deed.command
-                and not (_READS_FILES.match(text) or _INSTALLS.search(text))
+                and not (_READS_FILES.match(text) or INSTALLS.search(text))
             ):
                 yield deeds.find_in_call("network", "failure", f"it reached for a network: {out[0]}", deed)
                 return
@@ -129,7 +165,8 @@ def scan_network(deeds: Deeds) -> Iterator[Finding]:
             said = _SILENT_EXIT.search(deed.result)
         if said is None and not _OWN_FOLDER.search(text):  # where the program is missing, what it would fetch is too
             said = _NO_PROGRAM.search(deed.result)
-        if said or (_NO_END.search(deed.result) and not _OWN_FOLDER.search(text)):
+        nowhere = (deeds.rollout.task.network or "none") == "none" and _ELSEWHERE.search(text)
+        if said or nowhere or (_NO_END.search(deed.result) and not _OWN_FOLDER.search(text)):
             message = f"it reached for a network: {said[0] if said else 'no answer'}"
             yield deeds.find_in_call("network", "failure", message, deed, found[0])
             return
@@ -168,6 +205,33 @@ def scan_loops(deeds: Deeds) -> Iterator[Finding]:
                 what = f"{first.tool} was called" if period == 1 else f"{period} calls were made in turns"
                 yield deeds.find_in_call("loops", "failure", f"{what} {times} times or more, alike", first)
                 return
+    if (first := _find_nothing_new(deeds.tools)) is not None:
+        yield deeds.find_in_call("loops", "failure", f"{_NOTHING_NEW} calls or more in a row told nothing new", first)
+
+
+def _find_nothing_new(tools: tuple[Deed, ...]) -> Deed | None:
+    """The first of many calls in a row that told nothing which had not been told before, by whatever command."""
+    seen: set[tuple[str, str]] = set()
+    idle: list[Deed] = []
+    for deed in tools:
+        key = _told(deed)
+        idle = [*idle, deed] if key in seen else []
+        seen.add(key)
+        if len(idle) >= _NOTHING_NEW:
+            return idle[0]
+    return None
+
+
+def _told(deed: Deed) -> tuple[str, str]:
+    """What a call told: its result without timings and numbers of lines. One that says little or changes files is told by
+    its command."""
+    lines = (
+        _LINE_NUMBER.sub("", line).strip() for line in _TIMINGS.sub("", _TOLD_OF_RUN.sub("", deed.result)).splitlines()
+    )
+    result = "\n".join(filter(None, lines))
+    changes = not _FAILED.search(result) if deed.writes else _CHANGES.search(deed.command)
+    silent = len(result) < _LITTLE or changes
+    return (_COMMENT.sub("", deed.command) if silent else ""), result
 
 
 def _loop_key(deed: Deed) -> tuple[str, str, str]:
@@ -183,6 +247,8 @@ def scan_refusals(deeds: Deeds) -> Iterator[Finding]:
         return
     call, text = deeds.said[-1]
     idle = None if deeds.changes else _REFUSES_IDLE.search(text)
+    if idle is None and not deeds.changes and not deeds.tools and not deeds.rollout.reward and len(text) < _BRIEF:
+        idle = _NEGATES.search(text)
     if found := _REFUSES.search(text) or idle or (None if deeds.changes or deeds.tools else _UNWILLING.search(text)):
         yield deeds.find(
             "refusals", "failure", "the model declined", where="last words", excerpt=_line(text, found), call=call
@@ -194,12 +260,34 @@ def scan_waiting(deeds: Deeds) -> Iterator[Finding]:
     slept = 0.0
     for deed in deeds.tools:
         slept += _seconds_asleep(deed.executed)
-        if deed is deeds.tools[-1] and deeds.rollout.status == "timeout" and not deed.result.strip():
+        cut_off = deed is deeds.tools[-1] and deeds.rollout.status == "timeout" and not deed.result.strip()
+        if cut_off or _NO_END.search(deed.result):
             slept += _seconds_paused(deed.executed)
         if slept >= _LONG_SLEEP_S:
             told = "without end" if slept == math.inf else f"for {slept:.0f} s"
             yield deeds.find_in_call("waiting", "both", f"it slept {told}", deed)
             return
+    if (waited := _idle_at_end(deeds)) >= _IDLE_S:
+        message = f"the deadline came {waited:.0f} s into a call that has nothing to do with the task"
+        yield deeds.find_in_call("waiting", "both", message, deeds.tools[-1])
+
+
+def _idle_at_end(deeds: Deeds) -> float:
+    """Seconds from the last answer to the deadline, where the call that it made never came back and names no file of the task,
+    no program of its own and no tool that builds, tests or fetches."""
+    trajectory = deeds.rollout.trajectory
+    if deeds.rollout.status != "timeout" or not deeds.tools or trajectory is None or not trajectory.records:
+        return 0.0
+    last, deed = trajectory.records[-1], deeds.tools[-1]
+    if deed.call != last.seq or last.finished_at is None or (deed.result.strip() and not _NO_END.search(deed.result)):
+        return 0.0
+    own = {PurePosixPath(path).name for path in (*deeds.judges.there, *(change.path for change in deeds.changes))}
+    if deed.scripts or _WORKS.search(deed.executed) or any(name in deed.executed for name in own):
+        return 0.0
+    ended = max(
+        (stage.started_at + stage.duration_s for stage in deeds.rollout.stages if stage.name == "wait"), default=0.0
+    )
+    return ended - last.finished_at
 
 
 def _seconds_asleep(command: str) -> float:

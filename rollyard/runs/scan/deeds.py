@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from rollyard.core.message import Message, ToolCall
 from rollyard.core.rollout import Rollout
 from rollyard.runs.scan.diff import FileChange, read_diff
+from rollyard.runs.scan.judges import Judges, find_judges
 from rollyard.runs.scan.reveal import reveal
 from rollyard.runs.scan.tool_call import FileWrite, read_call, run_text, written_texts
 
@@ -62,7 +65,7 @@ class Deed(msgspec.Struct, frozen=True, kw_only=True):
         return reveal("\n".join(filter(None, [run_text(self.command), self.scripts])))
 
 
-class Deeds(msgspec.Struct, frozen=True, kw_only=True):
+class Deeds(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     rollout: Rollout
     tools: tuple[Deed, ...]
     said: tuple[tuple[int, str], ...]  # what the model said, by call
@@ -80,6 +83,10 @@ class Deeds(msgspec.Struct, frozen=True, kw_only=True):
             said=tuple((seq, message.text) for seq, message in answers if message.text),
             changes=read_diff(patch) if (patch := _patch(rollout)) else tuple(_told_changes(rollout, tools)),
         )
+
+    @cached_property
+    def judges(self) -> Judges:
+        return find_judges(self.rollout.task)
 
     @property
     def instruction(self) -> str:
@@ -139,9 +146,22 @@ def _results(rollout: Rollout) -> dict[str, tuple[str, bool]]:
     for record in trajectory.records if trajectory is not None else ():
         for message in trajectory.messages(record.id) if trajectory is not None else ():
             for result in message.tool_results:
-                text = "".join(getattr(part, "text", "") for part in result.parts)
+                text = _unwrap("".join(getattr(part, "text", "") for part in result.parts))
                 found.setdefault(result.call_id, (text, result.is_error))
     return found
+
+
+def _unwrap(text: str) -> str:
+    """What a program printed, where an agent puts it into JSON."""
+    if not text.startswith("{") or not text.rstrip().endswith("}"):
+        return text
+    try:
+        read: Any = json.loads(text)
+    except ValueError:
+        return text
+    printed = [read[key] for key in ("output", "stdout", "stderr") if isinstance(read.get(key), str)]
+    code = next((read[key] for key in ("returncode", "exit_code") if isinstance(read.get(key), int)), 0)
+    return "\n".join([*printed, *([f"exit code {code}"] if code else [])]) if printed else text
 
 
 def _deed(seq: int, call: ToolCall, results: Mapping[str, tuple[str, bool]]) -> Deed:

@@ -13,6 +13,7 @@ _VERBS: dict[TestWork, str] = {
     "change": (
         r"add|write|extend|update|change|edit|rename|move|rewrite|create|improve|port|convert|migrate|adapt|adjust|cover"
         r"|turn on|enable|configure|set up|implement|refactor|replace|delete|remove|drop|split|merge|parametri[sz]e|expand|give"
+        r"|compare|let"
     ),
     "remove": r"delete|remove|drop|move|rename|merge|split|clean up",
     "skip": r"skip|disable|mark|xfail|deselect|exclude|ignore",

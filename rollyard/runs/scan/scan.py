@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
@@ -41,25 +42,36 @@ class ScanReport(msgspec.Struct, frozen=True, kw_only=True):
     mean: float | None
     mean_valid: float | None
     findings: tuple[Finding, ...]
+    about: Mapping[
+        str, str
+    ] = {}  # of each rollout with a finding: its task, its agent, its reward and whether that is valid
     unjudged: Mapping[str, str] = {}  # rollouts that a model was asked about and gave no usable answer: why
 
     def text(self) -> str:
         by_label = f" ({self.labelled} by a label)" if self.labelled else ""
         lines = [f"{self.run_id}: {self.rollouts} rollouts, {self.scored} scored, {self.invalid} invalid{by_label}"]
         lines.append(f"mean reward {_number(self.mean)}, without the invalid {_number(self.mean_valid)}")
+        counts = Counter(one.scanner for one in self.findings)
+        if counts:
+            lines += _wrap("found by " + ", ".join(f"{name} {count}" for name, count in counts.most_common()), "")
+        shown = ""
         for one in self.findings:
-            at = one.where if one.call is None else f"{one.where} of call {one.call}"
+            if one.rollout_id != shown:
+                shown = one.rollout_id
+                lines += ["", *_wrap(f"{shown}  {self.about.get(shown, '')}".rstrip(), "")]
+            at = one.where if one.call is None else f"{one.where}, call {one.call}"
             lines += [
-                f"{one.rollout_id}",
                 *_wrap(f"{one.scanner} ({one.invalidates}): {one.message}", "  "),
                 *_wrap(f"{at}: {_short(one.excerpt)}", "    "),
             ]
+        if self.findings:
+            lines.append("")
         if self.found > len(self.findings):
             lines.append(f"and {self.found - len(self.findings)} more: name a scanner (--scanner) to see them")
         if self.unjudged:
             name, why = next(iter(self.unjudged.items()))
             lines += _wrap(f"not judged by the model: {len(self.unjudged)} rollouts; {name}: {why}", "")
-        return "\n".join(lines)
+        return "\n".join(lines).rstrip()
 
 
 def _wrap(text: str, indent: str) -> list[str]:
@@ -136,6 +148,7 @@ async def scan_run(
         count, by_label, found_count = 0, 0, 0
         rewards, valid = _Mean(), _Mean()
         findings: list[Finding] = []
+        about: dict[str, str] = {}
         unjudged: dict[str, str] = {}
         async for rollout in _rollouts(store, found_run):
             count += 1
@@ -151,7 +164,10 @@ async def scan_run(
                     await _label(store, rollout, told, JUDGED)
                     found = (*found, *told)
             found_count += len(found)
-            findings += found[: MOST_KEPT - len(findings)]
+            kept = found[: MOST_KEPT - len(findings)]
+            findings += kept
+            if kept:
+                about[rollout.id] = _about(rollout, found)
             if rollout.reward is not None:
                 rewards.add(rollout.reward)
                 if is_invalid(rollout.reward, found):
@@ -171,6 +187,7 @@ async def scan_run(
         mean=rewards.value,
         mean_valid=valid.value,
         findings=tuple(findings),
+        about=about,
         unjudged=unjudged,
     )
 
@@ -214,6 +231,12 @@ class _Mean:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
+
+
+def _about(rollout: Rollout, findings: Sequence[Finding]) -> str:
+    reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
+    invalid = ", invalid" if is_invalid(rollout.reward, findings) else ""
+    return ", ".join(filter(None, [rollout.task.id, rollout.agent, reward])) + invalid
 
 
 def _short(text: str) -> str:
