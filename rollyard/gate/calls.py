@@ -20,6 +20,7 @@ from rollyard.core.call import Call, CallRecord, Finish, Reply
 from rollyard.core.errors import BranchDiverged, GateError, SessionClosed, StoreError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
+from rollyard.core.node import Added
 from rollyard.core.protocols import CallLog, Policy
 from rollyard.gate.classify import KEPT_HEADERS, label
 from rollyard.gate.fairness import Turnstile
@@ -190,7 +191,9 @@ class Calls:
                 await session.before_answer(call, turn.recorded is not None)
             reply = turn.recorded or self._stop(session, call) or await self._ask(session, asked)
             body = first.encode(reply)
-            await self._commit(session, turn, call, reply)
+            added = _place(session, turn, call, reply)
+            reply = _replayable(call, reply)  # a token is an object: they go while they are in the processor's cache
+            await self._commit(session, turn, added)
         except asyncio.CancelledError:  # only we cancel this task: the rollout closed, time ran out, no reader is left
             failure = TimeoutError("the policy took too long") if turn.expired else None
             refusal = _CLOSED if session.closing else None
@@ -209,14 +212,15 @@ class Calls:
             )  # its traceback holds this frame: all that the failed call read would wait for the garbage collector
 
     async def _ask(self, session: Session, call: Call) -> Reply:
-        lane = session.lane
-        await self.turnstile.enter(lane)
+        lane, turnstile = session.lane, self.turnstile
+        if not turnstile.enter_now(lane):
+            await turnstile.enter(lane)
         version = self.policy_version
         try:
             session.calls += 1
             reply = await session.policy(call)
         finally:
-            self.turnstile.leave(lane)
+            turnstile.leave(lane)
         session.charge(reply)
         if reply.finished_at is None:
             reply = msgspec.structs.replace(reply, finished_at=time.time())
@@ -248,17 +252,7 @@ class Calls:
             finished_at=now,
         )
 
-    async def _commit(
-        self,
-        session: Session,
-        turn: PendingTurn | None,
-        call: Call,
-        reply: Reply | None,
-        error: str | None = None,
-        status: int | None = None,
-    ) -> None:
-        match = None if turn is None else turn.match
-        added = session.trajectory.add(call, reply, match=match, error=error, status=status)
+    async def _commit(self, session: Session, turn: PendingTurn | None, added: Added) -> None:
         if self._log is None:
             return
         if turn is not None:  # `tick` is the deadline: a timer for each commit would cost as much as the hashing
@@ -281,8 +275,8 @@ class Calls:
             session.note_answer()
         self._counters.count_answer(call.dialect, call.kind, now - first.since)
         session.turns.finish(turn)
-        turn.answer(_replayable(call, reply), body, first)
-        session.note(f"{call.dialect} {call.kind} {call.id} -> {reply.finish} in {now - first.since:.3f} s")
+        turn.answer(reply, body, first)
+        session.note("%s %s %s -> %s in %.3f s", call.dialect, call.kind, call.id, reply.finish, now - first.since)
 
     async def _record_failure(
         self,
@@ -309,7 +303,7 @@ class Calls:
         if session.broken is None:
             try:
                 async with asyncio.timeout(self._limits.commit_s):
-                    await self._commit(session, turn, call, None, error=cause, status=status)
+                    await self._commit(session, turn, _place(session, turn, call, None, cause, status))
             except Exception as error:  # noqa: BLE001 - the agent must still get its answer; the session is marked broken
                 refusal_of(error, call.dialect, rollout_id=session.rollout_id, call_id=call.id)
         turn.refuse(refusal)
@@ -319,7 +313,7 @@ class Calls:
         """What a rollout begins with that its agent does not ask for: recorded as if it had."""
         for call, reply in history:
             async with asyncio.timeout(self._limits.commit_s):
-                await self._commit(session, None, call, reply)
+                await self._commit(session, None, _place(session, None, call, reply))
             session.note_recorded(reply)
         if history:
             note_shape(session, session.trajectory)
@@ -333,7 +327,7 @@ class Calls:
         async with asyncio.timeout(self._limits.call_s):
             reply = await policy(call)
         async with asyncio.timeout(self._limits.commit_s):
-            await self._commit(session, None, call, reply)
+            await self._commit(session, None, _place(session, None, call, reply))
         return reply
 
     # -- calls that no policy turn answers
@@ -353,7 +347,7 @@ class Calls:
         counter: Any = getattr(session.policy, "count_tokens", None)
         counted = await counter(call) if counter is not None else None
         async with asyncio.timeout(self._limits.commit_s):
-            await self._commit(session, None, call, None)
+            await self._commit(session, None, _place(session, None, call, None))
         exchange.respond(200, codec.count_tokens(estimate(call) if counted is None else counted))
 
     async def stop_if_spent(self, session: Session, route: Route, exchange: Exchange) -> bool:
@@ -413,6 +407,18 @@ class StoreBroken(GateError):
 def estimate(call: Call) -> int:
     """Four bytes to a token: what is left when a policy cannot count."""
     return max(1, len(call.raw) // 4)
+
+
+def _place(
+    session: Session,
+    turn: PendingTurn | None,
+    call: Call,
+    reply: Reply | None,
+    error: str | None = None,
+    status: int | None = None,
+) -> Added:
+    match = None if turn is None else turn.match
+    return session.trajectory.add(call, reply, match=match, error=error, status=status)
 
 
 def _replayable(call: Call, reply: Reply) -> Reply:

@@ -41,7 +41,6 @@ KEPT_HEADERS: Mapping[bytes, str] = {
 
 _TITLE = re.compile(r"\b(title|session name|name (?:for|of) (?:this|the) (?:session|conversation|chat))\b", re.I)
 _SUMMARY = re.compile(r"\b(summar(?:y|ise|ize|ising|izing)|compact(?:ion|ed)?|hand-?off|checkpoint)\b", re.I)
-_TITLE_WORDS = ("title", "name")  # one of them is in every match, and looking for them costs a fraction
 _END = 2000  # characters at either end of a text that are searched
 _NO_TOOLS = re.compile(r"\b(?:do not|don't|never|without)\b[^.\n]{0,40}\btools?\b", re.I)
 
@@ -116,4 +115,4 @@ def _asks_title(call: Call) -> bool:
     words = [m.text[:600] for m in call.messages if m.role == "system"][:2]
     words += [m.text[:200] for m in call.messages if m.role == "user"]
     text = " ".join(words[:3]).lower()
-    return any([word in text for word in _TITLE_WORDS]) and _TITLE.search(text) is not None
+    return ("title" in text or "name" in text) and _TITLE.search(text) is not None  # one of them is in every match

@@ -55,11 +55,17 @@ class Turnstile:
             self._idle.append(waiter)
             await waiter
 
+    def enter_now(self, lane: Lane) -> bool:
+        """Take a place if that needs no waiting, which is followed by one `leave`."""
+        if self.paused or self.free <= 0 or lane.active >= lane.bound or lane.waiting:
+            return False
+        self.free -= 1
+        lane.active += 1
+        return True
+
     async def enter(self, lane: Lane) -> None:
         """Take a place; every `enter` that returns is followed by one `leave`."""
-        if not self.paused and self.free > 0 and lane.active < lane.bound and not lane.waiting:
-            self.free -= 1
-            lane.active += 1
+        if self.enter_now(lane):
             return
         if len(lane.waiting) >= self._queue:
             raise Busy(self._wait_s)
@@ -89,7 +95,8 @@ class Turnstile:
     def leave(self, lane: Lane) -> None:
         lane.active -= 1
         self.free += 1
-        self._admit()
+        if self._ring:
+            self._admit()
         if self._idle and not self.active:
             for waiter in self._idle:
                 if not waiter.done():

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import msgspec
 
-from rollyard.core.errors import CannotListen, ConfigError, Error, GateUnreachable
+from rollyard.core.errors import CannotListen, ConfigError, Error, GateUnreachable, StoreError
 from rollyard.core.lease import Lease
 from rollyard.core.log import Log
 from rollyard.core.protocols import CallLog, Listener, Passthrough, Policy, Prefix, SessionRecord
@@ -316,8 +316,11 @@ class Gate:
         return session.key
 
     async def close_session(self, session: Session) -> Trajectory:
-        """Once closed it stays closed; calling again gives the same trajectory."""
+        """Once closed it stays closed; calling again gives the same trajectory. Where the log could not take it, calling again
+        tells it once more."""
         if session.closing:
+            if session.close_untold:
+                await self._tell_closed(session)
             return session.trajectory
         session.closing = True
         self._keys.revoke(session.key_hash)
@@ -329,11 +332,21 @@ class Gate:
         session.listeners.clear()
         if session.tools is not None:
             await session.tools.aclose()
+        session.close_untold = self._log is not None
         async with asyncio.timeout(self.limits.close_s):
             await session.policy.closed(session.rollout_id)
-            if self._log is not None:
-                await self._log.close_session(session.rollout_id, time.time())
+        await self._tell_closed(session)
         return session.trajectory
+
+    async def _tell_closed(self, session: Session) -> None:
+        if self._log is None:
+            return
+        try:
+            async with asyncio.timeout(self.limits.commit_s):
+                await self._log.close_session(session.rollout_id, time.time())
+        except TimeoutError as late:
+            raise StoreError("the call log did not answer in time", rollout_id=session.rollout_id) from late
+        session.close_untold = False
 
     async def _end_tasks(self, session: Session) -> None:
         """Cancel what waits, let what is being committed finish, and be done within `close_s`."""

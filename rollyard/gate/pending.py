@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -214,7 +213,7 @@ class Turns:
         self._keep = keep
         self._by_key: dict[TurnKey, list[PendingTurn]] = {}
         self._by_mark: dict[str, PendingTurn] = {}
-        self._done: OrderedDict[PendingTurn, None] = OrderedDict()
+        self._done: dict[PendingTurn, None] = {}  # the oldest first
 
     def find(self, key: TurnKey, idempotency: str | None, retried: bool) -> PendingTurn | None:
         if idempotency is not None and (marked := self._by_mark.get(idempotency)) is not None:
@@ -253,15 +252,15 @@ class Turns:
 
     def _retire(self, turn: PendingTurn) -> None:
         self._done[turn] = None
-        while len(self._done) > self._keep:
-            self._drop(self._done.popitem(last=False)[0])
+        if len(self._done) > self._keep:
+            self._drop(next(iter(self._done)))
 
     def _drop(self, turn: PendingTurn) -> None:
         self._done.pop(turn, None)
-        same = self._by_key.get(turn.key, [])
-        if turn in same:
+        same = self._by_key.get(turn.key)
+        if same == [turn]:
+            del self._by_key[turn.key]
+        elif same is not None and turn in same:
             same.remove(turn)
-        if not same:
-            self._by_key.pop(turn.key, None)
         if turn.idempotency is not None and self._by_mark.get(turn.idempotency) is turn:
             del self._by_mark[turn.idempotency]

@@ -110,13 +110,14 @@ class Session:
         self.answered = 0  # calls that the policy answered
         self.reached = False  # whether any request with this key arrived
         self.closing = False
+        self.close_untold = False  # the log did not take that it is closed
         self.closed = False
         self.broken: str | None = None  # why nothing can be recorded any more
         self.restored = False  # its history is still to be read from the log
         self.restoring: asyncio.Task[None] | None = None
         self.last_activity = time.monotonic()
         self._tasks: set[asyncio.Task[Any]] = set()
-        self._log: deque[tuple[float, str]] = deque(maxlen=LOG_LINES)
+        self._log: deque[tuple[float, str, tuple[Any, ...]]] = deque(maxlen=LOG_LINES)
 
     @property
     def in_flight(self) -> int:
@@ -137,8 +138,9 @@ class Session:
             cached_tokens=self.cached_tokens,
         )
 
-    def note(self, line: str) -> None:
-        self._log.append((time.time(), line))
+    def note(self, line: str, *values: Any) -> None:
+        """A line for `log_tail`; with values it is a `%` format, filled in when it is read."""
+        self._log.append((time.time(), line, values))
 
     def refuse_server_tools(self, dialect: Dialect, body: bytes) -> None:
         """Raise for a request that would have its provider reach the network for a rollout that has none."""
@@ -173,7 +175,8 @@ class Session:
     def log_tail(self) -> str:
         """The last lines about this rollout, oldest first; no bodies, no keys."""
         return "\n".join(
-            f"{time.strftime('%H:%M:%S', time.gmtime(at))}.{int(at % 1 * 1000):03d} {line}" for at, line in self._log
+            f"{time.strftime('%H:%M:%S', time.gmtime(at))}.{int(at % 1 * 1000):03d} {line % values if values else line}"
+            for at, line, values in self._log
         )
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -221,6 +224,8 @@ class Session:
             self.cached_tokens = (self.cached_tokens or 0) + usage.cached_tokens
 
     def note_version(self, reply: Reply) -> None:
+        if reply.version_start is None and not reply.spans:
+            return
         known = [span.version for span in reply.spans] or [reply.version_start]
         versions = [version for version in (*known, self.oldest_version) if version is not None]
         self.oldest_version = min(versions, default=None)

@@ -26,6 +26,7 @@ from rollyard.policy.model_server import show_url, words_of
 
 IDLE_S = 4.0
 MAX_BODY = 256 * 2**20
+_NO_ANSWER = (TimeoutError, BadAnswer, OSError)
 
 
 class Timeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,7 +41,8 @@ def check_url(url: str) -> str:
     """The base url without a trailing slash; refuses what could not be dialled or would carry a secret."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"not an http(s) url: {parts.scheme or 'no scheme'}://{parts.hostname or ''}")
+        shown = url.rpartition("@")[2]  # a password may stand before it
+        raise ConfigError(f"{shown!r} is no http(s) URL", hint="for example http://localhost:8000/v1")
     if parts.username or parts.password:
         raise ConfigError("a url must not hold credentials", hint="pass key= or key_env=")
     return url.rstrip("/")
@@ -79,23 +81,27 @@ class ModelConnection:
             raise ConfigError("this policy was closed")
         return self._session
 
-    def scrub(self, body: bytes, *more: str) -> bytes:
-        for word in (*self._secrets, *(m.encode() for m in more if m)):
+    def scrub(self, body: bytes, key: str | None = None) -> bytes:
+        """Without the secrets, and without a session's own key."""
+        for word in self._secrets:
             body = body.replace(word, HIDDEN)
-        return body
+        return body.replace(key.encode(), HIDDEN) if key else body
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str], *secrets: str) -> bytes:
+    async def post(self, url: str, body: bytes, headers: Mapping[str, str], key: str | None = None) -> bytes:
         """The body of a 2xx answer, without our keys; everything else raises `UpstreamError`."""
-        status, answer, retry_after = await self.exchange("POST", url, body, headers)
+        try:
+            status, fields, answer = await self._open().exchange("POST", url, body, headers, self.timeouts.total)
+        except _NO_ANSWER as error:
+            raise _explain(url, error) from error
         if 200 <= status < 300:
-            return self.scrub(answer, *secrets)
-        raise self.refusal(url, status, answer, *secrets, retry_after=retry_after)
+            return self.scrub(answer, key) if self._secrets or key else answer
+        raise self.refusal(url, status, answer, key, retry_after=seconds(fields.get("retry-after")))
 
     def refusal(
-        self, url: str, status: int, body: bytes, *secrets: str, retry_after: float | None = None
+        self, url: str, status: int, body: bytes, key: str | None = None, *, retry_after: float | None = None
     ) -> UpstreamError:
         """What the server at `url` said instead of an answer, without our keys."""
-        body = self.scrub(body, *secrets)
+        body = self.scrub(body, key)
         message = f"{show_url(url)} answered {status}"
         if words := words_of(body):
             message = f"{message}: {words}"
@@ -104,25 +110,32 @@ class ModelConnection:
     async def exchange(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, bytes, float | None]:
+        try:
+            answer = await self._open().exchange(method, url, body, headers, self.timeouts.total)
+        except _NO_ANSWER as error:
+            raise _explain(url, error) from error
+        return answer.status, answer.body, seconds(answer.headers.get("retry-after"))
+
+    def _open(self) -> HttpPool:
         if self._ended:
             raise ConfigError("this policy was closed")
         if self._pool is None:
             self._pool = HttpPool(connect_s=self.timeouts.connect, idle_s=IDLE_S, max_body=MAX_BODY)
-        try:
-            answer = await self._pool.exchange(method, url, body, headers, self.timeouts.total)
-        except TimeoutError as error:
-            raise UpstreamError(f"{show_url(url)} did not answer in time", status=504) from error
-        except BadAnswer as error:
-            raise UpstreamError(f"the answer of {show_url(url)} is unreadable ({error})", status=502) from None
-        except OSError as error:
-            raise UpstreamError(f"no answer from {show_url(url)} ({type(error).__name__})", status=502) from None
-        return answer.status, answer.body, seconds(answer.headers.get("retry-after"))
+        return self._pool
 
     async def aclose(self) -> None:
         self._ended = True
         if self._pool is not None:
             await self._pool.aclose()
         await self._session.aclose()
+
+
+def _explain(url: str, error: Exception) -> UpstreamError:
+    if isinstance(error, TimeoutError):
+        return UpstreamError(f"{show_url(url)} did not answer in time", status=504)
+    if isinstance(error, BadAnswer):
+        return UpstreamError(f"the answer of {show_url(url)} is unreadable ({error})", status=502)
+    return UpstreamError(f"no answer from {show_url(url)} ({type(error).__name__})", status=502)
 
 
 def seconds(value: str | None) -> float | None:

@@ -36,8 +36,8 @@ def split_urls(url: str | Sequence[str]) -> tuple[str, ...]:
     return urls
 
 
-def routing_headers(call: Call) -> dict[str, str]:
-    return dict.fromkeys(ROUTING_HEADERS, call.rollout_id)
+def routing_headers(rollout_id: str) -> dict[str, str]:
+    return dict.fromkeys(ROUTING_HEADERS, rollout_id)
 
 
 class Replicas:
@@ -52,17 +52,17 @@ class Replicas:
         self._down_until = [0.0] * len(self.urls)
         self._homes: dict[str, dict[str, int]] = {}  # rollout -> call -> the server that answered it, in order
 
-    async def send(self, call: Call, ask: Callable[[str], Awaitable[T]]) -> T:
+    def send(self, call: Call, ask: Callable[[str], Awaitable[T]]) -> Awaitable[T]:
         """What `ask` gives for the url of the server that is chosen."""
         admission = self._admission
         if admission is None:
-            return await self._send(call, ask)
+            return ask(self.urls[0]) if len(self.urls) == 1 else self._send(call, ask)
 
         async def ask_admitted(url: str) -> T:
             await admission.enter(url)
             return await ask(url)
 
-        return await admission.again(lambda: self._send(call, ask_admitted))
+        return admission.again(lambda: self._send(call, ask_admitted))
 
     async def _send(self, call: Call, ask: Callable[[str], Awaitable[T]]) -> T:
         if len(self.urls) == 1:

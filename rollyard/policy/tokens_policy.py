@@ -202,7 +202,7 @@ class TokensPolicy:
 
     async def _once(self, call: Call, engine: TokenServer, ask: Ask) -> SampledAnswer:
         request = msgspec.json.encode(engine.request(ask))
-        headers = self._headers | routing_headers(call)
+        headers = self._headers | routing_headers(call.rollout_id)
         version = self.weights.version
         body = await self.replicas.send(call, lambda root: self._connection.post(root + engine.path, request, headers))
         try:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
@@ -51,6 +52,7 @@ from rollyard.wire.route import model_in_path
 Speaks = Literal["auto", "chat", "completions", "messages", "responses", "gemini"]
 REFUSED = (400, 422)  # statuses with which servers refuse a field they do not know
 MODELS_S, CHECK_S = 10.0, 60.0  # for the model list, and for the one token of a check
+_PLAN = b"request plan"  # its key in a memo
 MAX_KNOWN = 256  # (url, model) pairs whose abilities are remembered
 
 
@@ -134,7 +136,7 @@ class Upstream:
         self._accepted: dict[tuple[str, str], Asks] = {}
         self._list = ModelList(self._ask_for_models, self._refuse_models, MODELS_S)
         self._fitted: dict[str, UpstreamSettings] = {}  # by the model asked for, once the server's list is known
-        self._memos: dict[str, Memo] = {}  # by rollout: the prompt ids of its turns before
+        self._memos: dict[str, Memo] = {}  # by rollout: what its turns before asked, and their prompt ids
 
     @property
     def _models(self) -> tuple[ServedModel, ...]:
@@ -145,7 +147,10 @@ class Upstream:
         return frozenset(_CALL_OPTIONS - _ABSENT.get(self.settings.dialect, set()))
 
     async def __call__(self, call: Call) -> Reply:
-        settings = await self._fit(session_settings(self.settings, call.options), call.model)
+        wanted = session_settings(self.settings, call.options)
+        settings = self._fitted.get(call.model) if wanted is self.settings else None
+        if settings is None:
+            settings = await self._fit(wanted, call.model)
         server = (settings.url, settings.model or call.model)
         if (known := self._accepted.get(server)) is not None:
             return await self._ask(call, settings, known)
@@ -247,17 +252,21 @@ class Upstream:
     async def _ask(self, call: Call, settings: UpstreamSettings, asks: Asks) -> Reply:
         codec = CODECS[settings.dialect]
         model = settings.model or call.model
-        sent = effective_sampling(call.sampling, settings, asks)
-        body = codec.encode_request(call, model=model, sampling=sent, extra=extra_fields(settings, asks))
+        memo = self._memos.setdefault(call.rollout_id, {})
+        plan: RequestPlan | None = memo.get(_PLAN)
+        if plan is None or plan.settings is not settings or plan.asks is not asks or plan.asked != call.sampling:
+            plan = memo[_PLAN] = plan_request(call.sampling, settings, asks)
+        sent = plan.sampling
+        body = codec.encode_request(call, model=model, sampling=sent, extra=plan.extra, memo=memo)
         key = self._key_for(settings.url, call.options)
         path = codec.upstream_path
         if "{model}" in path:
             path = path.format(model=model_in_path(model))
         started = time.time()
-        headers = headers_of(codec, key) | routing_headers(call)
+        headers = _call_headers(codec.name, key, call.rollout_id)
         replicas = self.replicas if settings.url == self.settings.url else Replicas([settings.url])
-        answer = await replicas.send(call, lambda base: self._connection.post(base + path, body, headers, key or ""))
-        reply = self._decode(codec, answer, call)
+        answer = await replicas.send(call, lambda base: self._connection.post(base + path, body, headers, key))
+        reply = self._decode(codec, answer, call, memo)
         reply = msgspec.structs.replace(
             reply,
             capture=level_of(reply),
@@ -269,9 +278,9 @@ class Upstream:
         self.level = reply.capture
         return reply
 
-    def _decode(self, codec: Codec, answer: bytes, call: Call) -> Reply:
+    def _decode(self, codec: Codec, answer: bytes, call: Call, memo: Memo) -> Reply:
         try:
-            return codec.decode_reply(answer, call, self._memos.setdefault(call.rollout_id, {}))
+            return codec.decode_reply(answer, call, memo)
         except UpstreamError:
             raise
         except (PolicyError, msgspec.MsgspecError, ValueError, KeyError, TypeError) as error:
@@ -365,6 +374,20 @@ def effective_sampling(asked: Sampling, settings: UpstreamSettings, asks: Asks) 
     return msgspec.structs.replace(asked, **changes) if changes else asked
 
 
+class RequestPlan(NamedTuple):
+    """What is sent for what an agent asked; the same for most calls of a rollout."""
+
+    settings: UpstreamSettings
+    asks: Asks
+    asked: Sampling
+    sampling: Sampling
+    extra: Mapping[str, Any]
+
+
+def plan_request(asked: Sampling, settings: UpstreamSettings, asks: Asks) -> RequestPlan:
+    return RequestPlan(settings, asks, asked, effective_sampling(asked, settings, asks), extra_fields(settings, asks))
+
+
 def extra_fields(settings: UpstreamSettings, asks: Asks) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if settings.dialect in ("chat", "completions") and asks.ids:
@@ -372,6 +395,12 @@ def extra_fields(settings: UpstreamSettings, asks: Asks) -> dict[str, Any]:
     if settings.dialect == "chat" and settings.disable_thinking:
         extra["chat_template_kwargs"] = {"enable_thinking": False}
     return extra
+
+
+@lru_cache(maxsize=4096)
+def _call_headers(dialect: Dialect, key: str | None, rollout_id: str) -> Mapping[str, str]:
+    """The same for every call of a rollout."""
+    return headers_of(CODECS[dialect], key) | routing_headers(rollout_id)
 
 
 def headers_of(codec: Codec, key: str | None) -> dict[str, str]:

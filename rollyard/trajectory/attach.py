@@ -97,7 +97,10 @@ def match(graph: Graph, ledger: Ledger, call: Call) -> Match:
 
 def _match_nothing(graph: Graph, ledger: Ledger, call: Call, size: int) -> Match:
     latest = ledger.latest(call.thread)
-    history = _compare_latest(graph, call, latest)
+    if latest is not None and len(call.messages) == 1 and latest.tools_digest == call.tools_digest:
+        history: HistoryChange | None = "new_root", None  # its one message begins nothing that is recorded
+    else:
+        history = _compare_latest(graph, call, latest)
     root = _fork(graph, ledger, call, _NOWHERE, _Evidence((), None, latest, None, history))
     return Match((), size, None, root.reason, history, root if root.mismatch is None else None)
 

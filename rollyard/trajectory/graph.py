@@ -115,6 +115,15 @@ class Graph:
         """The same as bytes; every delta on the path is known."""
         return b"".join(self.deltas(node))
 
+    def begins(self, packed: bytes, node: int) -> bool:
+        """Whether a prompt begins with the ids of a path, all of which are known."""
+        at = 0
+        for delta in self.deltas(node):
+            if not packed.startswith(delta, at):
+                return False
+            at += len(delta) * WIDTH
+        return True
+
     def deltas(self, node: int) -> tuple[array[int], ...]:
         """The known deltas of a path, in order, as the nodes hold them."""
         parts: list[array[int]] = []
@@ -145,10 +154,9 @@ class Graph:
             at = at.previous or START
         if at.node == ROOT:
             return START, 0
-        known = self.pack(at.node)
-        if packed.startswith(known):
-            return at, len(known) // WIDTH
-        same = common_prefix(known, packed) // WIDTH
+        if self.begins(packed, at.node):
+            return at, self._ends[at.node] or 0
+        same = common_prefix(self.pack(at.node), packed) // WIDTH
         while at.node != ROOT and (self._ends[at.node] or 0) > same:
             at = at.previous or START
         return (START, 0) if at.node == ROOT else (at, self._ends[at.node] or 0)
@@ -161,6 +169,6 @@ class Graph:
             last = self.nodes[leaf].ids
             if last and packed[(end - len(last)) * WIDTH : end * WIDTH] != last.tobytes():
                 continue
-            if packed.startswith(self.pack(leaf)):
+            if self.begins(packed, leaf):
                 return leaf
         return None

@@ -131,9 +131,8 @@ class Trajectory:
             replaced = found.answer.id if found.answer is not None else None
             tips.put(nodes[-1].id, Tip(request, response or tip.response), instead_of=replaced)
         bodies = digest, response.digest if response is not None else b""
-        record = _record(call, found, nodes, bodies, len(self._ledger.records), error, status)
-        if reply is not None:
-            record = _add_answer(record, call, reply, flaws)
+        seq = len(self._ledger.records)
+        record = _record(call, found, nodes, bodies, seq, reply, flaws, error=error, status=status)
         self._ledger.note(record, reply.message if reply is not None else None, found.orphan)
         moved = self._adopt(record, nodes[-1]) if nodes else []
         if moved:
@@ -148,8 +147,9 @@ class Trajectory:
         messages = found.new_messages(call)
         if not messages and delta:
             messages = [call.messages[-1] if call.messages else Message("user")]
-        inserted = () if delta is None else shift_ranges(reply.inserted or call.inserted, found.end)
-        before, within = _divide_experts(reply, found.end, prompt)
+        ranges = reply.inserted or call.inserted
+        inserted = shift_ranges(ranges, found.end) if ranges and delta is not None else ()
+        before, within = (None, None) if reply.experts is None else _divide_experts(reply, found.end, prompt)
         nodes = self._graph.add_context(call.id, call.tools_digest, found.below, messages, delta, inserted, before)
         spans = reply.spans
         if not spans and reply.version_start is not None and reply.completion_ids is not None:
@@ -189,7 +189,7 @@ class Trajectory:
         experts: RoutedExperts | None = None
         if self._graph.end(child.prompt_leaf) is not None:
             whole, known = self._graph.pack(child.prompt_leaf), self._graph.end(answer.id)
-            if known is None or not whole.startswith(self._graph.pack(answer.id)):
+            if known is None or not self._graph.begins(whole, answer.id):
                 return []
             delta = array("i", whole[known * WIDTH :])
             inserted = shift_ranges(prompt[-1].inserted, len(prompt[-1].ids or ()) - len(delta))
@@ -281,19 +281,26 @@ def _adopt_record(record: CallRecord, parent_call_id: str | None, prompt_leaf: i
 def flaws_of(reply: Reply) -> tuple[str, ...]:
     """What the policy found, and what can be seen without knowing the model: an answer with a flaw never trains."""
     found = list(reply.flaws)
-    if (flaw := _experts_flaw(reply)) is not None:
+    if reply.experts is not None and (flaw := _experts_flaw(reply)) is not None:
         found.append(flaw)
     if reply.logprobs is not None and reply.completion_ids is not None:
         logprobs = reply.logprobs.tolist()
         if len(logprobs) != len(reply.completion_ids):
             found.append(f"{len(logprobs)} logprobs for {len(reply.completion_ids)} tokens")
-        if not math.isfinite(sum(logprobs)):
+        total = sum(logprobs)
+        if not math.isfinite(total):
             found.append("a logprob is not finite")
-        elif min(logprobs, default=0.0) <= SENTINEL:
-            found.append("a logprob is the engine's placeholder")
-        elif max(logprobs, default=0.0) > POSITIVE:
-            found.append("a logprob is positive")
+        elif (
+            highest := max(logprobs, default=0.0)
+        ) > POSITIVE or total <= SENTINEL / 2:  # else none can be a placeholder
+            if min(logprobs, default=0.0) <= SENTINEL:
+                found.append("a logprob is the engine's placeholder")
+            elif highest > POSITIVE:
+                found.append("a logprob is positive")
     return tuple(dict.fromkeys(found)) if found else ()
+
+
+_NO_REPLY = Reply(message=Message("assistant"), capture="none", trainable=False)
 
 
 def _record(
@@ -302,10 +309,13 @@ def _record(
     nodes: Sequence[Node],
     bodies: tuple[bytes, bytes],
     seq: int,
+    reply: Reply | None,
+    flaws: tuple[str, ...],
+    *,
     error: str | None,
     status: int | None,
 ) -> CallRecord:
-    """What there is to say of a call before its answer is looked at."""
+    answer = _NO_REPLY if reply is None else reply
     return CallRecord(
         id=call.id,
         rollout_id=call.rollout_id,
@@ -319,38 +329,30 @@ def _record(
         thread=call.thread,
         parent_thread=call.parent_thread,
         model_requested=call.model,
+        model_served=answer.model,
         leaf=nodes[-1].id if nodes else None,
         prompt_leaf=nodes[-1].parent if nodes else found.below,
         new_nodes=tuple([node.id for node in nodes]),
         tools_digest=call.tools_digest,
-        capture="none",
-        trainable=False,
+        capture=answer.capture,
+        prompt_source=None if reply is None else reply.prompt_source or call.prompt_source,
+        finish=None if reply is None else reply.finish,
+        stop_reason=answer.stop_reason,
+        version_start=answer.version_start,
+        version_end=answer.version_end,
+        spans=answer.spans,
         requested=call.sampling,
-        raw_request=bodies[0],
-        raw_response=bodies[1],
+        effective=answer.sampling,
+        logprobs_mode=answer.logprobs_mode,
+        engine=answer.engine,
+        usage=answer.usage,
+        trainable=answer.trainable and not flaws,
+        flaws=flaws,
         error=error,
         status=status,
+        raw_request=bodies[0],
+        raw_response=bodies[1],
         received_at=call.received_at,
-    )
-
-
-def _add_answer(record: CallRecord, call: Call, reply: Reply, flaws: tuple[str, ...]) -> CallRecord:
-    return replace(
-        record,
-        model_served=reply.model,
-        capture=reply.capture,
-        finish=reply.finish,
-        stop_reason=reply.stop_reason,
-        version_start=reply.version_start,
-        version_end=reply.version_end,
-        spans=reply.spans,
-        effective=reply.sampling,
-        logprobs_mode=reply.logprobs_mode,
-        engine=reply.engine,
-        usage=reply.usage,
-        trainable=reply.trainable and not flaws,
-        flaws=flaws,
-        started_at=reply.started_at,
-        finished_at=reply.finished_at,
-        prompt_source=reply.prompt_source or call.prompt_source,
+        started_at=answer.started_at,
+        finished_at=answer.finished_at,
     )

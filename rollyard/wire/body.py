@@ -25,6 +25,7 @@ P = ParamSpec("P")
 # a long list of tiny items costs far more memory than its bytes; commas bound the number of items from above
 _COUNTED_FROM = 4 * 2**20
 _MAX_COMMAS = 2_000_000
+_OWN_KEY = 256  # bytes of an item that is its own key
 
 malformed = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 
@@ -141,8 +142,10 @@ def digest(space: bytes, data: bytes | msgspec.Raw) -> bytes:
 
 
 def recall(memo: Memo, space: bytes, raw: msgspec.Raw, parse: Callable[[msgspec.Raw], T]) -> T:
-    """What `raw` means, from the memo or parsed now."""
-    return recall_keyed(memo, digest(space, raw), space, raw, parse)
+    """What `raw` means, from the memo or parsed now. What is short is its own key: hashing it would take longer."""
+    data = bytes(raw)
+    key = space + data if len(data) <= _OWN_KEY else digest(space, data)
+    return recall_keyed(memo, key, space, raw, parse)
 
 
 def recall_same(memo: Memo, space: bytes, raw: msgspec.Raw, parse: Callable[[msgspec.Raw], T]) -> T:

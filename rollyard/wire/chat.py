@@ -7,7 +7,7 @@ streamed from a finished reply, so a chunk is a bounded piece of it and not a to
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -176,9 +176,6 @@ def _recall_item(memo: Memo, raw: msgspec.Raw) -> Message:
     return recall(memo, b"chat messages", raw, _history_item)
 
 
-_history = History(CHAT_HISTORY, "messages", _recall_item)
-
-
 def _spec(function: _FunctionSpec, kind: str = "function", raw: str | None = None) -> ToolSpec:
     schema = raw_text(function.parameters, "tools") if is_given(function.parameters) else "{}"
     return ToolSpec(function.name, function.description or "", schema, kind=kind, raw=raw)
@@ -223,10 +220,18 @@ def _sampling(body: _Body) -> Sampling:
     )
 
 
-@from_agent
-def decode(request: WireRequest, memo: Memo | None = None) -> Call:
-    memo = {} if memo is None else memo
-    body, messages, place = read_history(_body, request.body, memo, _history)
+class _Settings(NamedTuple):
+    """What a request says beside its messages."""
+
+    model: str
+    tools: tuple[ToolSpec, ...]
+    tools_digest: bytes
+    sampling: Sampling
+    stream: bool
+    include_usage: bool
+
+
+def _settle(memo: Memo, body: _Body) -> _Settings:
     if body.n is not None and body.n != 1:
         raise BadRequest("n: one choice per call is answered")
     tools: tuple[ToolSpec, ...] = ()
@@ -235,17 +240,28 @@ def decode(request: WireRequest, memo: Memo | None = None) -> Call:
         tools, tools_digest = recall_same(memo, b"chat tools", body.tools, _tool_specs)
     elif is_given(body.functions):
         tools, tools_digest = recall(memo, b"chat functions", body.functions, _function_specs)
+    usage = bool(body.stream_options and body.stream_options.include_usage)
+    return _Settings(body.model, tools, tools_digest, _sampling(body), bool(body.stream), usage)
+
+
+_history = History(CHAT_HISTORY, "messages", _recall_item, _settle)
+
+
+@from_agent
+def decode(request: WireRequest, memo: Memo | None = None) -> Call:
+    memo = {} if memo is None else memo
+    settings, messages, place = read_history(_body, request.body, memo, _history)
     return Call(
         id=request.call_id,
         rollout_id=request.rollout_id,
         dialect="chat",
-        model=body.model,
+        model=settings.model,
         messages=messages,
-        tools=tools,
-        tools_digest=tools_digest,
-        sampling=_sampling(body),
-        stream=bool(body.stream),
-        include_usage=bool(body.stream_options and body.stream_options.include_usage),
+        tools=settings.tools,
+        tools_digest=settings.tools_digest,
+        sampling=settings.sampling,
+        stream=settings.stream,
+        include_usage=settings.include_usage,
         raw=request.body,
         history=place,
         headers=request.headers,

@@ -6,10 +6,11 @@ read with the fields that vLLM, SGLang and llama.cpp add to it.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import takewhile
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,15 +19,23 @@ from rollyard.core.errors import UpstreamError
 from rollyard.core.experts import read_experts
 from rollyard.core.message import Image, Message, Opaque, Part, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.wire import options
-from rollyard.wire.body import ABSENT, dump, from_upstream, is_given, read_upstream, split_object
+from rollyard.wire.body import ABSENT, dump, from_upstream, is_given, malformed, read_upstream, split_object
 from rollyard.wire.codec import Memo
-from rollyard.wire.history import split_around
+from rollyard.wire.history import MARK, split_around
 from rollyard.wire.openai_shapes import UsageBody, usage_of
 from rollyard.wire.parts import call_id, image_url
-from rollyard.wire.tokens import TokenLogprob, from_meta_info, prompt_ids, read_tokens, version_of, version_spans
+from rollyard.wire.tokens import (
+    TokenLogprob,
+    cut_prompt,
+    from_meta_info,
+    prompt_ids,
+    read_tokens,
+    version_of,
+    version_spans,
+)
 from rollyard.wire.toolnames import CUSTOM_SCHEMA, custom_arguments, flat_name, in_namespaces
 
-_LONG = 4096  # bytes of a request whose history is not read again
+_WRAPPING, _OTHERS = b"chat wrapping", b"chat other members"  # keys in a memo
 _DROPPED = ("stream", "stream_options", "n")
 _TOOL_OPTIONS = ("tools", "tool_choice", "parallel_tool_calls")
 _PLAIN = ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty")
@@ -60,27 +69,80 @@ def sampling_members(sampling: Sampling) -> dict[str, Any]:
     return out
 
 
-def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+def encode_request(
+    call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any], memo: Memo | None = None
+) -> bytes:
     if call.dialect == "chat" and call.raw:
-        return _patch(call, model, sampling, extra)
+        if memo is None or call.history is None:
+            return _patch(call, model, sampling, extra)
+        return _wrap(call, model, sampling, extra, memo, call.history)
     messages = call.messages if call.dialect == "chat" else _settle(call.messages)
     body: dict[str, Any] = {"model": model, "messages": list(_messages(messages))}
     tools = [_tool(tool) for tool in call.tools if tool.kind in ("function", "custom") or tool.kind.startswith("chat/")]
-    members = sampling_members(sampling)
     if tools:
         body["tools"] = tools
-    else:
+    if memo is None:
+        return dump({**body, **_other_members(sampling, extra, tools=bool(tools))})
+    asked = sampling, extra, bool(tools)
+    known: tuple[Any, bytes] | None = memo.get(_OTHERS)
+    if known is None or known[0] != asked:
+        others = _other_members(sampling, extra, tools=bool(tools))
+        if not others or not others.keys().isdisjoint(body):
+            return dump({**body, **others})
+        known = memo[_OTHERS] = asked, dump(others)
+    return b"%b,%b" % (dump(body)[:-1], known[1][1:])
+
+
+def _other_members(sampling: Sampling, extra: Mapping[str, Any], *, tools: bool) -> dict[str, Any]:
+    """Of a request, beside its model, messages and tools."""
+    members = sampling_members(sampling)
+    if not tools:
         for name in _TOOL_OPTIONS:
             members.pop(name, None)
-    return dump({**body, **members, **extra})
+    return {**members, **extra}
+
+
+class _Wrapping(NamedTuple):
+    """What stands before and after the history of a request, and of what is sent for it."""
+
+    asked: tuple[Any, ...]
+    before: bytes
+    after: bytes
+    sent_before: bytes
+    sent_after: bytes
+
+
+def _wrap(
+    call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any], memo: Memo, place: tuple[int, int]
+) -> bytes:
+    """As `_patch`, but what surrounds the history is patched once: it says the same whatever that holds."""
+    raw, (start, end) = call.raw, place
+    asked = model, sampling, extra, call.sampling, bool(call.tools)
+    known: _Wrapping | None = memo.get(_WRAPPING)
+    if (
+        known is None
+        or len(known.before) != start
+        or len(known.after) != len(raw) - end
+        or not raw.startswith(known.before)
+        or not raw.endswith(known.after)
+        or known.asked != asked
+    ):
+        around = split_around(raw, "messages", place)
+        if around is None:
+            return _patch(call, model, sampling, extra)
+        patched = _patch_members(dict(around), call, model, sampling, extra)
+        before, found, after = patched.partition(MARK)
+        if not found:  # the operator's own members stand in its place
+            return patched
+        known = memo[_WRAPPING] = _Wrapping(asked, raw[:start], raw[end:], before, after)
+    return b"".join((known.sent_before, memoryview(raw)[start:end], known.sent_after))
 
 
 def _patch(call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
-    body: dict[str, Any] = {}
-    if call.history is not None and len(call.raw) >= _LONG:
-        body |= split_around(call.raw, "messages", call.history)
-    else:
-        body |= split_object(call.raw)
+    return _patch_members(dict(split_object(call.raw)), call, model, sampling, extra)
+
+
+def _patch_members(body: dict[str, Any], call: Call, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
     for name in _DROPPED:
         body.pop(name, None)
     if not call.tools and not body.get("functions"):
@@ -245,7 +307,26 @@ def _message(body: _Said) -> Message:
     return Message("assistant", tuple(parts))
 
 
-def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | None = None) -> Reply:
+def _prompt(completion: _Completion) -> msgspec.Raw:
+    if is_given(completion.prompt_token_ids) or not completion.choices:
+        return completion.prompt_token_ids
+    return completion.choices[0].prompt_token_ids
+
+
+def _read(body: bytes, memo: Memo | None) -> tuple[_Completion, array[int] | None]:
+    """A server's answer, and the ids of its prompt."""
+    if memo is not None and (cut := cut_prompt(body, memo)) is not None:
+        try:
+            completion = _completion.decode(cut.short)
+            if (found := cut.prompt_ids(_prompt(completion), memo)) is not None:
+                return completion, found
+        except malformed:  # said better by what reads it whole
+            pass
+    completion = read_upstream(_completion, body)
+    return completion, prompt_ids(_prompt(completion), memo)
+
+
+def _reply(completion: _Completion, raw: bytes, call: Call | None, prompt: array[int] | None) -> Reply:
     if not completion.choices:
         raise UpstreamError("the model server's answer has no choices", status=502, body=raw)
     choice = completion.choices[0]
@@ -260,8 +341,6 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
         found = from_meta_info(meta)
         if found is not None:
             ids, entries = ids or found[0], entries or found[1]
-    at_top = is_given(completion.prompt_token_ids)
-    prompt = prompt_ids(completion.prompt_token_ids if at_top else choice.prompt_token_ids, memo)
     tokens = read_tokens(prompt=prompt, completion=ids, entries=entries, usage=usage)
     finish = _FINISH.get(choice.finish_reason or "stop", "stop")
     if finish == "stop" and message.tool_calls:
@@ -275,7 +354,11 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
             experts = read_experts(choice.routed_experts)
         except ValueError as error:
             flaws = (*flaws, str(error))
-    engine = {"id": completion.id, "system_fingerprint": completion.system_fingerprint}
+    engine: dict[str, Any] = {}
+    if completion.id is not None:
+        engine["id"] = completion.id
+    if completion.system_fingerprint is not None:
+        engine["system_fingerprint"] = completion.system_fingerprint
     return Reply(
         message=message,
         finish=finish,
@@ -291,7 +374,7 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
         version_start=spans[0].version if spans else version,
         version_end=spans[-1].version if spans else version,
         spans=spans,
-        engine={name: value for name, value in engine.items() if value is not None},
+        engine=engine,
         experts=experts,
         trainable=not flaws,
         flaws=flaws,
@@ -302,4 +385,5 @@ def _reply(completion: _Completion, raw: bytes, call: Call | None, memo: Memo | 
 
 @from_upstream
 def decode_reply(body: bytes, call: Call | None = None, memo: Memo | None = None) -> Reply:
-    return _reply(read_upstream(_completion, body), body, call, memo)
+    completion, prompt = _read(body, memo)
+    return _reply(completion, body, call, prompt)

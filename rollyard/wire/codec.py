@@ -57,10 +57,13 @@ class Codec(Protocol):
 
     def error(self, status: int, code: str, message: str) -> bytes: ...
     def stream_error(self, call: Call, status: int, code: str, message: str) -> bytes: ...
-    def encode_request(self, call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+    def encode_request(
+        self, call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any], memo: Memo | None = None
+    ) -> bytes:
         """A non-streaming request body for an upstream of this dialect, from any call whatever dialect it came in.
         `extra` is merged at the top level (token id and logprob requests). A call that came in this very dialect is
-        patched, not rebuilt, so nothing its agent sent is lost: drop its `raw` when you have changed its messages."""
+        patched, not rebuilt, so nothing its agent sent is lost: drop its `raw` when you have changed its messages. With a
+        rollout's `memo`, what surrounds a history and was patched for the call before is not patched again."""
         ...
 
     def decode_reply(self, body: bytes, call: Call | None = None, memo: Memo | None = None) -> Reply:

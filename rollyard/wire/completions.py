@@ -159,7 +159,9 @@ def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]
     yield DONE
 
 
-def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+def encode_request(
+    call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any], memo: Memo | None = None
+) -> bytes:
     """Token ids where the call has them; else its text, where it is a bare prompt."""
     if call.dialect == "completions" and call.raw and not options.find_changes(call.sampling, sampling):
         body: dict[str, Any] = dict(split_object(call.raw))

@@ -81,7 +81,9 @@ def _tool_config(sampling: Sampling) -> dict[str, Any] | None:
     return {"functionCallingConfig": {"mode": _MODES[choice]}} if choice in _MODES else None
 
 
-def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+def encode_request(
+    call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any], memo: Memo | None = None
+) -> bytes:
     """`model` is in the path of this dialect."""
     if call.dialect == "gemini" and call.raw:
         return _patch(call, sampling, extra)

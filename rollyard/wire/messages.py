@@ -132,6 +132,8 @@ def _choice(value: dict[str, Any] | None) -> str | None:
 
 def _reasoning(body: _Body) -> str | None:
     thinking = body.thinking
+    if thinking is None and body.output_config is None:
+        return None
     return reasoning_of(
         enabled=None if thinking is None else thinking.type != "disabled",
         budget=thinking.budget_tokens if thinking else None,
@@ -148,7 +150,7 @@ def _response_format(body: _Body) -> str | None:
 
 
 def _sampling(body: _Body) -> Sampling:
-    alone = (body.tool_choice or {}).get("disable_parallel_tool_use")
+    alone = None if body.tool_choice is None else body.tool_choice.get("disable_parallel_tool_use")
     return Sampling(
         temperature=body.temperature,
         top_p=body.top_p,
@@ -240,55 +242,48 @@ def encode(call: Call, reply: Reply) -> bytes:
     return dump(body)
 
 
-_EVENT = b'event: %b\ndata: {"type":"%b",%b}\n\n'
-_BLOCK = b'"index":%d,"content_block":%b'
-_DELTA = b'"index":%d,"delta":%b'
+_BLOCK_START = b'event: content_block_start\ndata: {"type":"content_block_start","index":%d,"content_block":%b}\n\n'
+_BLOCK_DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":%b}\n\n'
+_BLOCK_STOP = b'event: content_block_stop\ndata: {"type":"content_block_stop","index":%d}\n\n'
+_MESSAGE_DELTA = (
+    b'event: message_delta\ndata: {"type":"message_delta","delta":{"stop_reason":"%b","stop_sequence":null},'
+    b'"usage":%b}\n\n'
+)
 _TEXT = b'{"type":"text","text":""}'
+_MESSAGE_START = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"id":%b,"type":"message","role":"assistant","model":%b,'
+    b'"content":[],"stop_reason":null,"stop_sequence":null,"usage":%b}}\n\n'
+)
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 _STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 
 
-def _event(kind: bytes, members: bytes) -> bytes:
-    """`members` are JSON already."""
-    return _EVENT % (kind, kind, members)
-
-
-def _block_events(index: int, block: Any) -> Iterator[bytes]:
+def _block_events(index: int, block: Any) -> list[bytes]:
     kind = block["type"] if isinstance(block, dict) else None
-    deltas: Iterator[bytes] = iter(())
+    deltas: list[bytes] = []
     if kind == "text":
         start = _TEXT
-        deltas = (b'{"type":"text_delta","text":%b}' % dump(piece) for piece in pieces(block["text"]))
+        deltas = [b'{"type":"text_delta","text":%b}' % dump(piece) for piece in pieces(block["text"])]
     elif kind == "tool_use":
         start = dump({**block, "input": {}})
         whole = dump(block["input"]).decode()
-        deltas = (b'{"type":"input_json_delta","partial_json":%b}' % dump(piece) for piece in pieces(whole))
+        deltas = [b'{"type":"input_json_delta","partial_json":%b}' % dump(piece) for piece in pieces(whole)]
     elif kind == "thinking":
         start = dump({"type": "thinking", "thinking": "", "signature": ""})
-        deltas = _thinking_deltas(block)
+        deltas = [dump({"type": "thinking_delta", "thinking": piece}) for piece in pieces(block["thinking"])]
+        deltas.append(dump({"type": "signature_delta", "signature": block["signature"]}))
     else:
         start = dump(block)
-    yield _event(b"content_block_start", _BLOCK % (index, start))
-    for delta in deltas:
-        yield _event(b"content_block_delta", _DELTA % (index, delta))
-    yield _event(b"content_block_stop", b'"index":%d' % index)
-
-
-def _thinking_deltas(block: dict[str, Any]) -> Iterator[bytes]:
-    for piece in pieces(block["thinking"]):
-        yield dump({"type": "thinking_delta", "thinking": piece})
-    yield dump({"type": "signature_delta", "signature": block["signature"]})
+    return [_BLOCK_START % (index, start), *[_BLOCK_DELTA % (index, delta) for delta in deltas], _BLOCK_STOP % index]
 
 
 def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]:
     usage = _usage(reply)
-    message = {**_envelope(call), "content": [], "stop_reason": None, "stop_sequence": None}
-    message["usage"] = {**usage, "output_tokens": 0}
-    yield _event(b"message_start", b'"message":%b' % dump(message))
+    begun = dump({**usage, "output_tokens": 0})
+    yield _MESSAGE_START % (dump(f"msg_{call.id}"), dump(call.model), begun)
     for index, block in enumerate(blocks(reply.message.parts)):
         yield from _block_events(index, block)
-    members = b'"delta":{"stop_reason":"%b","stop_sequence":null},"usage":%b'
-    yield _event(b"message_delta", members % (_stop_reason(reply).encode(), dump(usage)))
+    yield _MESSAGE_DELTA % (_stop_reason(reply).encode(), dump(usage))
     yield _STOP
 
 

@@ -88,7 +88,9 @@ def _thinking(sampling: Sampling) -> dict[str, Any]:
     return out
 
 
-def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+def encode_request(
+    call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any], memo: Memo | None = None
+) -> bytes:
     if call.dialect == "messages" and call.raw:
         return _patch(call, model, sampling, extra)
     messages = list(call.messages)

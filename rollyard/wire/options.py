@@ -93,4 +93,4 @@ def schema_of(sampling: Sampling) -> Mapping[str, Any] | None:
 def find_changes(before: Sampling, after: Sampling) -> set[str]:
     """Names of the fields that a policy set differently from what the agent asked."""
     values = zip(Sampling.__struct_fields__, astuple(before), astuple(after), strict=True)
-    return {name for name, one, other in values if one != other}
+    return {name for name, one, other in values if one is not other and one != other}

@@ -6,7 +6,9 @@ Codex fail its whole run, and OpenAI's own SDK has no final response then.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -20,8 +22,8 @@ from rollyard.wire.body import ABSENT, digest, dump, from_agent, is_given, raw_t
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.members import BodyReader
 from rollyard.wire.options import choice_of, reasoning_of, text_of
-from rollyard.wire.parts import pieces
-from rollyard.wire.responses_items import assistant_items, message_of
+from rollyard.wire.parts import PIECE, pieces
+from rollyard.wire.responses_items import assistant_items, message_id, message_of
 from rollyard.wire.toolnames import custom_tools, in_namespaces
 
 
@@ -202,10 +204,12 @@ class _Response:
     def __init__(self, call: Call) -> None:
         sampling = call.sampling
         first, second, third = _SAME
-        self._first = first % (dump(f"resp_{call.id}"), int(call.received_at))
-        self._second = second % (dump(sampling.max_tokens), dump(call.model))
         parallel = b"false" if sampling.parallel_tool_calls is False else b"true"
-        self._third = third % (parallel, dump(sampling.temperature), dump(sampling.top_p))
+        self.parts = (
+            first % (dump(f"resp_{call.id}"), int(call.received_at)),
+            second % (dump(sampling.max_tokens), dump(call.model)),
+            third % (parallel, dump(sampling.temperature), dump(sampling.top_p)),
+        )
 
     def __call__(
         self,
@@ -216,7 +220,8 @@ class _Response:
         output: bytes = b"[]",
         usage: bytes = b"null",
     ) -> bytes:
-        return _RESPONSE % (self._first, status, error, incomplete, self._second, output, self._third, usage)
+        first, second, third = self.parts
+        return _RESPONSE % (first, status, error, incomplete, second, output, third, usage)
 
     def finished(self, reply: Reply, output: list[bytes]) -> bytes:
         cut = {"length": "max_output_tokens", "refusal": "content_filter"}.get(reply.finish)
@@ -335,8 +340,38 @@ def _opening(response: _Response) -> bytes:
     return emit(b"response.created", begun) + emit(b"response.in_progress", begun)
 
 
+def _one_text_stream() -> tuple[bytes, Callable[[tuple[bytes, ...]], tuple[bytes, ...]]]:
+    """The stream of an answer that is one short text, as a format, and what puts its values in their order. Nearly every answer
+    without tools is one, and of its dozen events all but these values is the same: the parts of a `_Response`, the id of the
+    item, its text, and the usage."""
+    response: Any = _Response.__new__(_Response)
+    response.parts = (b"@0@", b"@1@", b"@2@")
+    emit = _Events(2)
+    block = {"type": "output_text", "text": "@4@", "annotations": [], "logprobs": []}
+    item = {"type": "message", "id": "@3@", "role": "assistant", "content": [block], "status": "completed"}
+    events, whole = _item_events(emit, 0, item)
+    last = emit(b"response.completed", b'"response":%b' % response(b"completed", output=b"[%b]" % whole, usage=b"@5@"))
+    literal = re.split(rb'"?@(\d)@"?', b"".join((_opening(response), *events, last)))
+    shape = b"%b".join([piece.replace(b"%", b"%%") for piece in literal[::2]])
+    return shape, itemgetter(*map(int, literal[1::2]))
+
+
+_ONE_TEXT, _in_order = _one_text_stream()
+
+
 def stream(call: Call, reply: Reply, *, opened: bool = False) -> Iterator[bytes]:
     response = _Response(call)
+    parts = reply.message.parts
+    if (
+        len(parts) == 1
+        and type(parts[0]) is Text
+        and 0 < len(parts[0].text) <= PIECE
+        and reply.finish == "stop"
+        and not (opened or call.sampling.logprobs)
+    ):
+        id, text = dump(message_id(call.id, 1)), dump(parts[0].text)
+        yield _ONE_TEXT % _in_order((*response.parts, id, text, openai_shapes.responses_usage(reply)))
+        return
     if not opened:
         yield _opening(response)
     emit = _Events(2)

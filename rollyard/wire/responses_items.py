@@ -161,6 +161,10 @@ def call_item(part: ToolCall, customs: set[tuple[str | None, str]]) -> dict[str,
     return item
 
 
+def message_id(seed: str, index: int) -> str:
+    return f"msg{OWN}{seed}_{index}"
+
+
 def assistant_items(
     parts: tuple[Part, ...], customs: set[tuple[str | None, str]], seed: str
 ) -> Iterator[dict[str, Any] | msgspec.Raw]:
@@ -171,7 +175,7 @@ def assistant_items(
             run.append(part)
             continue
         if run:
-            yield _message_item(run, f"msg{OWN}{seed}_{index}")
+            yield _message_item(run, message_id(seed, index))
             run = []
         if isinstance(part, ToolCall):
             item = call_item(part, customs)
@@ -182,7 +186,7 @@ def assistant_items(
         elif isinstance(part, Opaque) and part.kind.startswith("responses/"):
             yield msgspec.Raw(part.json.encode())
     if run:
-        yield _message_item(run, f"msg{OWN}{seed}_{len(parts)}")
+        yield _message_item(run, message_id(seed, len(parts)))
 
 
 def _message_item(run: list[Text], own_id: str) -> dict[str, Any]:

@@ -61,7 +61,9 @@ def _sampling_members(sampling: Sampling) -> dict[str, Any]:
     return out
 
 
-def encode_request(call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any]) -> bytes:
+def encode_request(
+    call: Call, *, model: str, sampling: Sampling, extra: Mapping[str, Any], memo: Memo | None = None
+) -> bytes:
     if call.dialect == "responses" and call.raw:
         return _patch(call, model, sampling, extra)
     customs = custom_tools(call.tools)

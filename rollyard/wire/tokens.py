@@ -8,10 +8,11 @@ a flaw, never repaired.
 from __future__ import annotations
 
 import math
+import secrets
 import struct
 from array import array
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -73,11 +74,60 @@ def as_ids(values: Sequence[int] | None) -> array[int] | None:
 
 
 _PROMPT = b"prompt ids "  # begins the keys of prompts in a memo
+_KEY = 256  # bytes of a prompt that tell it from the others of a rollout
+SHORT = 1024  # bytes of a prompt, or of a reply, below which nothing is remembered: parsing it costs less
+_MEMBER = b'"prompt_token_ids":'
+_MARKED = b'["' + secrets.token_hex(16).encode() + b'"'  # the beginning of a list that no server can write
+_BLANK = b" \n\r\t"
 
 
 class _Prompt(msgspec.Struct, frozen=True, gc=False):
-    text: bytes  # the JSON of `ids` without its closing bracket
+    text: memoryview  # the JSON of `ids` without its closing bracket
     ids: array[int]
+
+    def begins(self, data: bytes, at: int = 0) -> bool:
+        """Whether a list at this place begins with these ids."""
+        end = at + len(self.text)
+        return data.startswith(self.text, at) and data[end : end + 1] in (b",", b"]", b" ")
+
+
+class CutReply(NamedTuple):
+    """A reply in which a mark stands for the prompt ids that the turn before had, so that only what was added is parsed. Where
+    the mark comes out as the beginning of the prompt ids, those ids stood there; where it does not, this says nothing."""
+
+    short: bytes
+    whole: bytes
+    at: int  # where the ids begin
+    known: _Prompt
+    key: bytes
+
+    def prompt_ids(self, raw: msgspec.Raw, memo: Memo) -> array[int] | None:
+        """The ids of the whole prompt; None where the mark is not in `raw`, or they are no ids."""
+        data = bytes(raw)
+        if not data.startswith(_MARKED):
+            return None
+        rest = data[len(_MARKED) : -1].rstrip(_BLANK)
+        added = as_ids(_numbers.decode(b"[" + rest.lstrip(b"," + _BLANK) + b"]"))
+        if added is None:
+            return None
+        found = self.known.ids + added
+        text = memoryview(self.whole)[self.at : self.at + len(self.known.text) + len(rest)]
+        memo[self.key] = _Prompt(text, found)
+        return found
+
+
+def cut_prompt(body: bytes, memo: Memo) -> CutReply | None:
+    """None where nothing of its prompt is known."""
+    if len(body) < SHORT:
+        return None
+    at = body.find(_MEMBER) + len(_MEMBER)
+    if body[at : at + 1] == b" ":
+        at += 1
+    key = _PROMPT + body[at : at + _KEY]
+    known: _Prompt | None = memo.get(key)
+    if known is None or not known.begins(body, at):
+        return None
+    return CutReply(b"".join((body[:at], _MARKED, body[at + len(known.text) :])), body, at, known, key)
 
 
 def prompt_ids(raw: msgspec.Raw, memo: Memo | None) -> array[int] | None:
@@ -85,18 +135,18 @@ def prompt_ids(raw: msgspec.Raw, memo: Memo | None) -> array[int] | None:
     if not is_given(raw):
         return None
     data = bytes(raw)
-    if memo is None:
+    if memo is None or len(data) < SHORT:
         return as_ids(_numbers.decode(data))
-    key = _PROMPT + data[:256]
+    key = _PROMPT + data[:_KEY]
     known: _Prompt | None = memo.get(key)
-    if known is not None and data.startswith(known.text) and data[len(known.text)] in b",] ":
-        rest = _numbers.decode(b"[" + data[len(known.text) :].lstrip(b", "))
+    if known is not None and known.begins(data):
+        rest = _numbers.decode(b"[" + data[len(known.text) :].lstrip(b"," + _BLANK))
         added = as_ids(rest)
         found = None if added is None else known.ids + added
     else:
         found = as_ids(_numbers.decode(data))
     if found:
-        memo[key] = _Prompt(data.rstrip(b"] \n\r\t"), found)
+        memo[key] = _Prompt(memoryview(data.rstrip(b"]" + _BLANK)), found)
     return found
 
 
@@ -146,19 +196,20 @@ def _check_logprobs(
     if completion_ids is not None and len(values) != len(completion_ids):
         flaws.append(f"length_mismatch: {len(completion_ids)} ids, {len(values)} logprobs")
         return None
+    known = cast("Sequence[float]", values)
     try:
-        found = array("d", struct.pack(f"{len(values)}d", *values))
-    except struct.error:  # some are not known
-        found = array("d", (math.nan,))
-    known = found.tolist()
-    if not math.isfinite(sum(known)):
+        packed, total = struct.pack(f"{len(known)}d", *known), sum(known)
+    except (struct.error, OverflowError):  # some are not known, or no numbers of this kind
+        packed, total = b"", math.nan
+    if not math.isfinite(total):
         flaws.append("non_finite_logprob")
         return None
-    if known and max(known) > _ROUNDING:
+    positive = bool(known) and max(known) > _ROUNDING
+    if positive:
         flaws.append("positive_logprob")
-    if known and min(known) <= _SENTINEL:
+    if (positive or total <= _SENTINEL / 2) and min(known) <= _SENTINEL:  # else none of them can be that low
         flaws.append("sentinel_logprob")
-    return found
+    return array("d", packed)
 
 
 def _token(entry: TokenLogprob) -> TokenText:

@@ -33,8 +33,7 @@ from rollyard.policy.key_scrubber import KeyScrubber
 from rollyard.tasks.harbor.compose import read_services
 from rollyard.tasks.harbor.load import load_folder
 from rollyard.tasks.rows import from_fleet, from_jsonl
-from rollyard.tasks.verifiers import harbor, rewards
-from rollyard.tasks.verifiers import pytest as pytest_verifier
+from rollyard.tasks.verifiers import harbor, rewards, test_record
 from rollyard.train.service.request import ServiceDefaults, read_request, tasks_of
 from tests.fuzz.mutations import fuzzed
 from tests.fuzz.test_parsers import tar_bytes
@@ -134,7 +133,7 @@ def test_what_tests_leave():
         rewards.parse_json(data)
         rewards.parse_text(data)
         harbor.read_ctrf(data)
-        pytest_verifier.read_junit(data)
+        test_record.read_record(data)
 
     entities = '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY b "c">]><testsuites><testcase name="&b;"/></testsuites>'
     seeds = [

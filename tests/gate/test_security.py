@@ -350,7 +350,7 @@ async def test_a_sandbox_listener_has_no_operator_behind_it():
         assert list(gate.sessions) == ["r1"]
 
 
-async def test_no_key_serves_two_faces():
+async def test_no_key_serves_two_apis():
     async with open_gate(admin_key=ADMIN, trainer_key=TRAINER) as gate:
         session = await gate.open_session("r1")
         admin = [
@@ -372,7 +372,7 @@ async def test_no_key_serves_two_faces():
         assert list(gate.sessions) == ["r1"]
 
 
-async def test_without_operator_keys_their_faces_are_shut():
+async def test_without_operator_keys_their_apis_are_closed():
     async with open_gate() as gate:
         for path in ("/sessions", "/metrics", "/calls", "/policy_version"):
             for key in (None, "", "None", "x" * 20):

@@ -13,10 +13,10 @@ from aiohttp import web
 from rollyard.core.call import Call, Sampling
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text, ToolSpec
-from rollyard.testing.smollm import llama_server
 from rollyard.trajectory.trajectory import Trajectory
 from rollyard.wire import CODECS
 from rollyard.wire.codec import WireRequest
+from tests.servers.smollm import llama_server
 
 BASH = ToolSpec(
     "bash", "Runs a command", '{"type":"object","properties":{"command":{"type":"string"}},"required":["command"]}'

@@ -8,7 +8,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.core.call import ids
-from rollyard.testing.smollm import weights
+from tests.servers.smollm import weights
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,7 @@ from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.message import Image, Message, Text, Thinking, ToolCall, ToolResult
 from rollyard.policy.renderers.chat_template import TemplateRefused
 from rollyard.policy.renderers.protocol import SampledTurn, Unbridgeable
-from rollyard.testing.smollm import weights
+from tests.servers.smollm import weights
 
 from .conftest import BASH, make_model, user
 from .test_prompts import Rollout, rewritten

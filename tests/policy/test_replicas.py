@@ -21,7 +21,7 @@ from aiohttp import web
 import rollyard as ry
 from rollyard.core.errors import ConfigError, UpstreamError
 from rollyard.policy.renderers.bytelevel import END
-from rollyard.testing.venvs import make_venv
+from tests.servers.venvs import make_venv
 
 from .conftest import plain_call
 

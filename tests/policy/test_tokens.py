@@ -9,8 +9,8 @@ from rollyard.core.call import Sampling, ids
 from rollyard.core.errors import ConfigError, ContextFull, UpstreamError
 from rollyard.core.experts import RoutedExperts
 from rollyard.policy.renderers.bytelevel import END, ByteRenderer
-from rollyard.testing.smollm import weights
 from rollyard.trajectory.trajectory import Trajectory
+from tests.servers.smollm import weights
 
 from .conftest import matched, plain_call, user
 

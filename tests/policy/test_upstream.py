@@ -205,7 +205,7 @@ async def test_llama_cpp_gives_real_ids_and_logprobs(smollm_url):
     assert "".join(t.text for t in first.tokens).startswith(first.message.text)
     assert (
         (await policy.probe()).level == first.capture == "logprobs"
-    )  # a chat face does not say which prompt ids it used
+    )  # a chat API does not say which prompt ids it used
     await policy.aclose()
 
 

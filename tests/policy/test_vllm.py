@@ -11,7 +11,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.call import Sampling, ids
 from rollyard.core.errors import UpstreamError
-from rollyard.testing.vllm import MODEL, model_folder, vllm_server
+from tests.servers.vllm import MODEL, model_folder, vllm_server
 
 from .conftest import plain_call, user
 

@@ -18,8 +18,8 @@ import openai
 import pytest
 
 import rollyard as ry
-from rollyard.testing.vllm import model_folder, python, vllm_server
 from rollyard.trajectory.laws import findings
+from tests.servers.vllm import model_folder, python, vllm_server
 
 from .conftest import plain_call, user
 

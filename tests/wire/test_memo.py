@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from rollyard.core.errors import GateError
@@ -9,7 +10,7 @@ from rollyard.core.message import Message, Text
 from rollyard.wire import CODECS
 from rollyard.wire.body import split_object
 from rollyard.wire.codec import WireRequest
-from rollyard.wire.history import split_around
+from rollyard.wire.history import CHAT_HISTORY, split_around
 
 TOOLS = {
     "chat": [{"type": "function", "function": {"name": "shell"}}],
@@ -152,7 +153,9 @@ def outcome(data, memo=None):
     except GateError as error:
         return type(error), str(error)
     if call.history is not None:
-        assert _bytes(split_around(data, "messages", call.history)) == _bytes(split_object(data))
+        around = split_around(data, "messages", call.history)
+        if around is not None:
+            assert _bytes({**around, "messages": data[slice(*call.history)]}) == _bytes(split_object(data))
     return call.messages, call.tools, call.sampling
 
 
@@ -167,6 +170,39 @@ def test_a_request_means_the_same_after_any_other(before, following):
     outcome(BEFORE[before], memo)
     for data in (NEXT[following], BEFORE[before] + b" ", NEXT[following], body("chat", 4)):
         assert outcome(data, memo) == outcome(data)
+
+
+@pytest.mark.parametrize("following", NEXT)
+def test_a_request_means_the_same_once_all_but_its_history_is_known(following):
+    memo = {}
+    for turns in (1, 2):
+        outcome(body("chat", turns), memo)
+    assert memo[CHAT_HISTORY].rest is not None
+    for data in (NEXT[following], body("chat", 3), NEXT[following], body("chat", 4)):
+        assert outcome(data, memo) == outcome(data)
+
+
+@pytest.mark.parametrize(
+    "middle",
+    [
+        b'], "messages": [{"role": "user", "content": "other"}',
+        b'], "temperature": 1, "metadata": [{"role": "user", "content": "x"}',
+        b', {"role": "user", "content": "x"}], "messages": [',
+        b", 7",
+        b", ",
+        b'{"role": "user", "content": "no comma"}',
+        b', {"role": "user", "content": "unfinished',
+        b"",
+    ],
+)
+def test_what_ends_as_the_request_before_is_read_whole_where_more_than_messages_is_new(middle):
+    memo = {}
+    for turns in (1, 2, 3):
+        outcome(body("chat", turns), memo)
+    known = memo[CHAT_HISTORY]
+    data = known.text + middle + known.rest.text
+    assert outcome(data, memo) == outcome(data)
+    assert outcome(body("chat", 4), memo) == outcome(body("chat", 4))
 
 
 def test_the_same_list_in_another_member_is_not_the_history():
@@ -185,3 +221,70 @@ def test_a_cache_mark_that_moves_does_not_change_a_digest():
         for content in ("x", [block], [marked])
     ]
     assert len({call.messages[0].digest for call in calls}) == 1
+
+
+def _around(messages, before=b'{"model": "m", ', after=b', "temperature": 0.5}'):
+    return before + b'"messages": ' + json.dumps(messages).encode() + after
+
+
+AROUND = {
+    "plain": {},
+    "indented": {"before": b'{\n  "model": "m",\n  ', "after": b' ,\n  "temperature": 0.5\n}'},
+    "twice, the second counts": {"after": b', "messages": [{"role": "user", "content": "other"}]}'},
+    "the same list elsewhere first": {"before": b'{"metadata": {"messages": []}, "model": "m", '},
+}
+HISTORIES = [
+    [{"role": "user", "content": f"question {number}"}, {"role": "user", "content": "x" * 300 * number}]
+    for number in range(3)
+]
+ODD_HISTORIES = [[], [7], [{"role": "nobody"}], [{"role": "user", "content": "a"}] * 3]
+
+
+@pytest.mark.parametrize("around", AROUND)
+def test_requests_with_nothing_in_common_but_their_surroundings_mean_what_they_say(around):
+    memo = {}
+    for history in (*HISTORIES, *ODD_HISTORIES, *HISTORIES):
+        data = _around(history, **AROUND[around])
+        assert outcome(data, memo) == outcome(data)
+
+
+def test_surroundings_that_were_seen_twice_are_not_read_again():
+    memo = {}
+    for history in HISTORIES[:2]:
+        decode("chat", _around(history), memo)
+    known = memo[CHAT_HISTORY].rest.settings
+    third = decode("chat", _around(HISTORIES[2]), memo)
+    assert third.sampling is known.sampling and third.sampling.temperature == 0.5
+
+
+def test_surroundings_of_a_list_that_does_not_count_are_never_known():
+    counts, other = HISTORIES[1], HISTORIES[2]
+    after = b', "messages": ' + json.dumps(counts).encode() + b"}"
+    memo = {}
+    for history in (counts, counts, other):  # the first two look as if their first list was the one that counts
+        data = _around(history, after=after)
+        assert outcome(data, memo) == outcome(data)
+        assert memo[CHAT_HISTORY].rest is None
+
+
+@pytest.mark.parametrize("dialect", TOOLS)
+def test_what_is_sent_upstream_is_the_same_with_and_without_a_memo(dialect):
+    codec, read, sent = CODECS["chat"], {}, {}
+    extra = {"return_token_ids": True}
+    for turns in (0, 1, 2, 2, 5, 1):
+        call = decode(dialect, body(dialect, turns), read)
+        for changes in (
+            {},
+            {"temperature": 0.1},
+            {"max_tokens": 7, "extra": {"top_a": 1}},
+            {"extra": {"messages": []}},
+        ):
+            sampling = msgspec.structs.replace(call.sampling, **changes)
+            plain = codec.encode_request(call, model="up", sampling=sampling, extra=extra)
+            for _ in range(2):
+                kept = codec.encode_request(call, model="up", sampling=sampling, extra=extra, memo=sent)
+                assert json.loads(kept) == json.loads(plain)
+        bare = msgspec.structs.replace(call, tools=())
+        assert json.loads(
+            codec.encode_request(bare, model="n", sampling=call.sampling, extra={}, memo=sent)
+        ) == json.loads(codec.encode_request(bare, model="n", sampling=call.sampling, extra={}))
