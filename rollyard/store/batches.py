@@ -14,7 +14,7 @@ from rollyard.store.database import Work
 T = TypeVar("T")
 
 DEADLINE_S = 60.0
-GATHER_S = 0.004  # under load: a few milliseconds of waiting for half the cost
+GATHER_S = 0.006  # under load: a few milliseconds of waiting for half the cost
 BUSY_S = 0.02  # batches that follow each other faster than this are load
 
 

@@ -24,8 +24,8 @@ def put(connection: Connection, bodies: Mapping[bytes, Blob]) -> None:
 
 
 def encode_blobs(bodies: Mapping[bytes, Blob]) -> list[tuple[Any, ...]]:
-    """Their rows."""
-    return [(digest, *_encode(body)) for digest, body in bodies.items()]
+    """Their rows, with bytearrays for what `calls.py` says of them."""
+    return [(bytearray(digest), *_encode(body)) for digest, body in bodies.items()]
 
 
 def put_rows(connection: Connection, rows: list[tuple[Any, ...]]) -> None:
@@ -69,11 +69,11 @@ def size(connection: Connection, digest: bytes) -> int:
     return found
 
 
-def _encode(body: Blob) -> tuple[int, str, bytes]:
+def _encode(body: Blob) -> tuple[int, str, bytearray]:
     if isinstance(body, Delta):
-        return body.whole, "delta", msgspec.msgpack.encode(body)
+        return body.whole, "delta", bytearray(msgspec.msgpack.encode(body))
     if len(body) >= COMPRESS_FROM:
         packed = zlib.compress(body, 1)
         if len(packed) * 10 < len(body) * 9:
-            return len(body), "zlib", packed
-    return len(body), "raw", body
+            return len(body), "zlib", bytearray(packed)
+    return len(body), "raw", bytearray(body)

@@ -1,50 +1,140 @@
-"""A whole store into an empty one of another kind: SQLite to PostgreSQL or back, every row under the id that it has."""
+"""A whole store into an empty one of another kind: SQLite to PostgreSQL or back, every row under the id that it has.
+
+Rows go in the order of their keys, some megabytes to a transaction. Indexes, triggers and the words for searching are dropped
+from the empty target first and made again when all rows are in, out of the statements that made them: kept up row by row they
+cost more than the rows. Until then the target's version is that of an unfinished copy (`migrate.UNFINISHED`), so nothing else
+opens it, and the same copy begun again goes on after the rows that are there.
+"""
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import closing
+from functools import cache, partial
 from typing import Any
 
-from sqlalchemy import Connection, Table, func, insert, select, text, tuple_
+import msgspec
+from sqlalchemy import Connection, LargeBinary, Table, Text, func, select, text, tuple_
 
-from rollyard.core.errors import ConfigError
-from rollyard.store.schema import metadata, seats
-from rollyard.store.store import Store
+from rollyard.core.errors import ConfigError, StoreError
+from rollyard.store.database import Database, Put
+from rollyard.store.migrate import UNFINISHED, current, prepare
+from rollyard.store.schema import HEAD, WORDS, metadata, seats
+from rollyard.store.store import Store, open_database
 
-_ROWS = 200  # at once: some of them hold whole conversations
+Key = tuple[Any, ...]
+
+_BYTES = 4 << 20  # of rows, after which a transaction takes no more
+_READ = 100  # rows that are fetched at once: some hold whole conversations
+_TABLES = [table for table in metadata.sorted_tables if table is not seats]  # seats are those of open connections
+_LATER = {  # what is dropped and made again: its kind, its name, and its statement
+    "sqlite": "SELECT type, name, sql FROM sqlite_master WHERE type IN ('index', 'trigger') AND sql IS NOT NULL",
+    "postgresql": "SELECT 'index', indexname, indexdef FROM pg_indexes WHERE schemaname = current_schema() "
+    "AND NOT EXISTS (SELECT FROM pg_constraint WHERE conname = indexname)",
+}
+_AFTER = {"sqlite": f"INSERT INTO {WORDS}({WORDS}) VALUES ('rebuild')", "postgresql": "ANALYZE"}  # noqa: S608
 
 
-async def copy_store(source: str, target: str) -> dict[str, int]:
-    """How many rows of each table were copied. Nobody may write to the source meanwhile; the target is new or has nothing in
-    it, and after a copy that was broken off it has to be made anew."""
-    tables = [table for table in metadata.sorted_tables if table is not seats]  # seats are those of open connections
-    async with Store.open(source, create=False) as old, Store.open(target, private=True) as new:
-        full = [table.name for table in tables if await new.database.read(lambda c, t=table: _count(c, t))]
-        if full:
-            raise ConfigError(f"{new.database.where} is not empty: {', '.join(full[:5])}", hint="give a new store")
-        counts = {table.name: await _copy(old, new, table) for table in tables}
-        if new.database.kind != "sqlite":
-            await new.database.write(lambda c: [_go_on(c, table) for table in tables])
+async def copy_store(source: str, target: str, *, at_once: int = 5000) -> dict[str, int]:
+    """How many rows each table of the target then has; a transaction takes no more than `at_once`. Nothing may write to the
+    source meanwhile. The target is new, has nothing in it, or is what a copy of the same source that was broken off left."""
+    async with Store.open(source, create=False) as store:
+        old = store.database
+        counts = await _count_all(old)
+        new = open_database(target, "normal", private=True)
+        try:
+            await _begin(new, await _mark(old, counts))
+            for table in _TABLES:
+                await _copy(old, new, table, at_once)
+            if await _count_all(new) != counts:
+                raise StoreError(f"the rows in {new.where} are not those of {old.where}", hint="copy into a new store")
+            await _finish(new)
+        finally:
+            await new.aclose()
     return counts
 
 
-async def _copy(old: Store, new: Store, table: Table) -> int:
-    copied, last = 0, None
-    while rows := await old.database.read(lambda c, after=last: _page(c, table, after)):
-        await new.database.write(lambda c, these=rows: c.execute(insert(table), these))
-        copied, last = copied + len(rows), tuple(rows[-1][column.name] for column in table.primary_key)
-    return copied
+async def _begin(new: Database, mark: str) -> None:
+    version = await new.read(current)
+    if version == mark:
+        return
+    if version is not None and version.startswith(UNFINISHED):
+        raise ConfigError(
+            f"{new.where} is an unfinished copy of another store, or of this one before it was changed",
+            hint="copy into a new store",
+        )
+    await prepare(new, create=True)
+    if full := [name for name, count in (await _count_all(new)).items() if count]:
+        raise ConfigError(f"{new.where} is not empty: {', '.join(full[:5])}", hint="give a new store")
+    await new.write(partial(_strip, mark=mark))
 
 
-def _page(connection: Connection, table: Table, after: tuple[Any, ...] | None) -> list[dict[str, Any]]:
+def _strip(connection: Connection, mark: str) -> None:
+    """Only tables stay, with their keys. What is to be made again is kept in the target itself, for a copy that goes on."""
+    kind = connection.dialect.name
+    later = connection.execute(text(_LATER[kind])).all()
+    connection.execute(text("CREATE TABLE copying (number INTEGER PRIMARY KEY, statement TEXT NOT NULL)"))
+    for number, statement in enumerate([*(sql for *_, sql in later), _AFTER[kind]]):
+        connection.execute(text("INSERT INTO copying VALUES (:n, :statement)"), {"n": number, "statement": statement})
+    for type, name, _ in later:
+        connection.execute(text(f'DROP {type} "{name}"'))
+    connection.execute(text("UPDATE alembic_version SET version_num = :mark"), {"mark": mark})
+
+
+async def _copy(old: Database, new: Database, table: Table, at_once: int) -> None:
+    there = await new.read(partial(_count, table=table))
+    last = await old.read(partial(_key_of, table=table, number=there - 1)) if there else None
+    while rows := await old.read(partial(_read, table=table, after=last, at_once=at_once)):
+        await new.write(partial(_put, table=table, rows=rows))
+        key = dict(zip(table.columns.keys(), rows[-1], strict=True))
+        last = tuple(key[column.name] for column in table.primary_key)
+
+
+def _read(connection: Connection, table: Table, after: Key | None, at_once: int) -> list[tuple[Any, ...]]:
     key = tuple(table.primary_key)
-    query = select(table).order_by(*key).limit(_ROWS)
+    query = select(table).order_by(*key).limit(at_once)
     if after is not None:
         query = query.where(tuple_(*key) > tuple_(*after))
-    return [dict(row) for row in connection.execute(query).mappings()]
+    large = [number for number, column in enumerate(table.columns) if isinstance(column.type, LargeBinary | Text)]
+    rows, size = list[tuple[Any, ...]](), 0
+    with closing(connection.execute(query.execution_options(yield_per=_READ))) as found:
+        for row in found:
+            rows.append(tuple(row))
+            size += sum(len(row[number] or "") for number in large)
+            if size >= _BYTES:
+                break
+    return rows
 
 
-def _count(connection: Connection, table: Table) -> int:
-    return connection.execute(select(func.count()).select_from(table)).scalar_one()
+def _put(connection: Connection, table: Table, rows: list[tuple[Any, ...]]) -> None:
+    if connection.dialect.name == "sqlite":
+        _insert(table).rows(connection, rows)
+        return
+
+    async def send(driver: Any) -> None:
+        await driver.copy_records_to_table(table.name, records=rows, columns=[column.name for column in table.columns])
+
+    link: Any = connection.connection.dbapi_connection
+    link.run_async(send)
+
+
+@cache
+def _insert(table: Table) -> Put:
+    return Put(table, tuple(column.name for column in table.columns), there="fail")
+
+
+async def _finish(new: Database) -> None:
+    while waiting := await new.read(lambda c: c.execute(text("SELECT * FROM copying ORDER BY number LIMIT 1")).first()):
+        await new.alter(waiting.statement, f"DELETE FROM copying WHERE number = {waiting.number}")  # noqa: S608
+    await new.write(_open_for_use)
+
+
+def _open_for_use(connection: Connection) -> None:
+    if connection.dialect.name == "postgresql":
+        for table in _TABLES:
+            _go_on(connection, table)
+    connection.execute(text("DROP TABLE copying"))
+    connection.execute(text("UPDATE alembic_version SET version_num = :head"), {"head": HEAD})
 
 
 def _go_on(connection: Connection, table: Table) -> None:
@@ -54,3 +144,27 @@ def _go_on(connection: Connection, table: Table) -> None:
         if name is not None:
             last = select(func.coalesce(func.max(column), 0) + 1).scalar_subquery()
             connection.execute(select(func.setval(text(f"'{name}'"), last, False)))
+
+
+async def _mark(old: Database, counts: dict[str, int]) -> str:
+    """The version of an unfinished copy of what the source holds now."""
+    digest = hashlib.sha256(msgspec.json.encode(counts))
+    for table in _TABLES:
+        if counts[table.name]:
+            last = await old.read(partial(_key_of, table=table, number=counts[table.name] - 1))
+            digest.update(repr(last).encode())
+    return UNFINISHED + digest.hexdigest()[:16]
+
+
+def _key_of(connection: Connection, table: Table, number: int) -> Key:
+    """Of the row with that number in the order of the source: another database may sort names otherwise."""
+    key = tuple(table.primary_key)
+    return tuple(connection.execute(select(*key).order_by(*key).limit(1).offset(number)).one())
+
+
+async def _count_all(database: Database) -> dict[str, int]:
+    return {table.name: await database.read(partial(_count, table=table)) for table in _TABLES}
+
+
+def _count(connection: Connection, table: Table) -> int:
+    return connection.execute(select(func.count()).select_from(table)).scalar_one()

@@ -12,7 +12,7 @@ and one that is `large` is prepared on a thread, since an event loop would stand
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
@@ -53,7 +53,7 @@ class Database(Protocol):
     kind: str
     where: str  # as messages name it: without a password
 
-    async def write(self, work: Work[T]) -> T:
+    def write(self, work: Work[T]) -> Coroutine[Any, Any, T]:
         """Run in a transaction; returns once that would survive SIGKILL of this process."""
         ...
 
@@ -62,6 +62,10 @@ class Database(Protocol):
         ...
 
     async def read(self, work: Work[T]) -> T: ...
+    async def alter(self, *statements: str) -> None:
+        """One transaction without a deadline: making an index takes as long as there are rows."""
+        ...
+
     async def backup(self, target: Path) -> None: ...
     async def aclose(self) -> None: ...
 

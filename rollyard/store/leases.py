@@ -13,7 +13,7 @@ for ever because something else is at hand.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ from rollyard.store.database import Put
 from rollyard.store.runs import as_attempt
 from rollyard.store.schema import attempts, pauses, sessions
 
+Patience = float | Callable[[], float]  # a function is asked when the transaction runs, maybe long after the call
 AHEAD = 2000  # by how many later attempts one that is owed may be overtaken
 _AT_ONCE = 500  # leases in one statement
 _put_pauses = Put(pauses, ("run_id", "policy", "until"), there="replace")
@@ -47,11 +48,12 @@ def claim(
     concurrency: Mapping[str, int] | None = None,
     images: Sequence[str] | None = None,
     gpus: int | None = None,
+    patience_s: Patience = 0.0,
 ) -> Lease | None:
-    """The first attempt that is owed or, when there is none, one whose lease has run out, with a fencing number nobody had
-    before; None if all are out or done. No policy named in `concurrency` gets more than that many at a time, whichever
-    workers claim them. `images` are those that the worker's machine has, and are preferred; `gpus` is the most that an attempt
-    may need (None: any number)."""
+    """The first attempt that is owed or, when there is none, one of another owner whose lease ran out `patience_s` ago, with a
+    fencing number nobody had before; None if all are out or done. No policy named in `concurrency` gets more than that many at
+    a time, whichever workers claim them. `images` are those that the worker's machine has, and are preferred; `gpus` is the
+    most that an attempt may need (None: any number)."""
     now = moment(connection, now)
     of_run = and_(
         attempts.c.run_id == run_id, attempts.c.policy.not_in(_find_barred(connection, run_id, now, concurrency or {}))
@@ -59,7 +61,9 @@ def claim(
     if gpus is not None:
         of_run = and_(of_run, attempts.c.gpus <= gpus)
     owed = and_(attempts.c.state == "owed", or_(attempts.c.expires_at.is_(None), attempts.c.expires_at <= now))
-    run_out = and_(attempts.c.state == "leased", attempts.c.expires_at <= now)
+    run_out = and_(
+        attempts.c.state == "leased", attempts.c.expires_at <= now - _ask(patience_s), attempts.c.owner != owner
+    )
     wanted = [owed, run_out]
     if images is not None:
         wanted[:0] = _preferences(connection, run_id, now, and_(of_run, owed), owed, images)
@@ -142,10 +146,10 @@ def renew_all(connection: Connection, now: float | None, held: Sequence[Lease], 
     return {lease.attempt.id for lease in held} - kept
 
 
-def reclaim(connection: Connection, now: float | None, run_id: str) -> int:
-    """Attempts whose leases ran out are owed again, each in its old place; gives how many."""
+def reclaim(connection: Connection, now: float | None, run_id: str, *, patience_s: Patience = 0.0) -> int:
+    """Attempts whose leases ran out `patience_s` ago are owed again, each in its old place; gives how many."""
     run_out = and_(attempts.c.run_id == run_id, attempts.c.state == "leased")
-    run_out = and_(run_out, attempts.c.expires_at <= moment(connection, now))
+    run_out = and_(run_out, attempts.c.expires_at <= moment(connection, now) - _ask(patience_s))
     changed = connection.execute(update(attempts).where(run_out).values(state="owed", owner=None, expires_at=None))
     return changed.rowcount
 
@@ -190,10 +194,12 @@ def hold(connection: Connection, attempt_id: str, fence: int) -> bool:
 
 def still_held(connection: Connection, held: Iterable[Lease]) -> set[tuple[str, int]]:
     """Those of the claims that are still good, as attempt and fence."""
-    query = select(attempts.c.id, attempts.c.fence).where(
-        tuple_(attempts.c.id, attempts.c.fence).in_(_pairs(held)), attempts.c.state == "leased"
-    )
-    return {(row.id, row.fence) for row in connection.execute(query)}
+    pairs, good = _pairs(held), set[tuple[str, int]]()
+    for start in range(0, len(pairs), _AT_ONCE):
+        own = tuple_(attempts.c.id, attempts.c.fence).in_(pairs[start : start + _AT_ONCE])
+        query = select(attempts.c.id, attempts.c.fence).where(own, attempts.c.state == "leased")
+        good |= {(row.id, row.fence) for row in connection.execute(query)}
+    return good
 
 
 def lease_error(lease: Lease) -> LeaseLost:
@@ -215,6 +221,10 @@ def find_live(connection: Connection, rollout_id: str) -> Attempt | None:
     )
     row = connection.execute(query).mappings().first()
     return None if row is None else as_attempt(row)
+
+
+def _ask(patience_s: Patience) -> float:
+    return patience_s() if callable(patience_s) else patience_s
 
 
 def _pairs(held: Iterable[Lease]) -> list[tuple[str, int]]:

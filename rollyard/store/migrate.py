@@ -17,6 +17,7 @@ from rollyard.store.schema import HEAD, metadata
 from rollyard.store.sqlite_file import missing
 
 MIGRATIONS = Path(__file__).parent / "migrations"
+UNFINISHED = "copying-"  # how the version of a target of `copy_store` begins until all rows are in it
 _LOCK = 7_031_115_901  # any number that is ours: PostgreSQL's advisory lock while the schema is made
 
 
@@ -36,6 +37,11 @@ def bring_up_to_date(connection: Connection, where: str) -> None:
     version = current(connection)
     if version == HEAD:
         return
+    if version is not None and version.startswith(UNFINISHED):
+        raise StoreError(
+            f"{where} is the unfinished copy of another store",
+            hint="give the same `rollyard store copy` again: it goes on from there",
+        )
     if version is not None:
         upgrade(connection, version, where)
         return

@@ -64,6 +64,12 @@ def find_labelled(connection: Connection, run_id: str, name: str) -> frozenset[s
     return frozenset(connection.execute(query.where(mine)).scalars())
 
 
+def find_noted(connection: Connection, run_id: str) -> frozenset[str]:
+    """The rollouts of a run that have notes."""
+    query = select(notes.c.rollout_id).join(rollouts, rollouts.c.id == notes.c.rollout_id)
+    return frozenset(connection.execute(query.where(rollouts.c.run_id == run_id)).scalars())
+
+
 def of_rollouts(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, list[Note]]:
     """By rollout, the oldest first; a rollout without notes is not there."""
     found: dict[str, list[Note]] = defaultdict(list)

@@ -13,14 +13,15 @@ import asyncio
 import os
 import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+import anyio
 from sqlalchemy import URL, Connection, delete, event, make_url, select, update
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from rollyard.core.errors import ConfigError, MissingExtra, StoreError, Unsupported
 from rollyard.core.log import Log
@@ -104,19 +105,19 @@ class PostgresDatabase:
         return done[0]
 
     async def _begin(self, work: Work[T]) -> T:
-        try:
-            async with self._engine.begin() as connection:
-                self._reached = True
-                return await connection.run_sync(work)
-        except (SQLAlchemyError, OSError) as error:
-            raise self._may_repeat(error) from error
+        return await self._on(self._engine.begin, work)
 
     async def _snapshot(self, work: Work[T]) -> T:
-        reading = self._engine.execution_options(isolation_level="REPEATABLE READ")
-        try:
-            async with reading.connect() as connection:
+        return await self._on(self._engine.execution_options(isolation_level="REPEATABLE READ").connect, work)
+
+    async def _on(self, connect: Callable[[], AbstractAsyncContextManager[AsyncConnection]], work: Work[T]) -> T:
+        async def run() -> T:
+            async with connect() as connection:
                 self._reached = True
                 return await connection.run_sync(work)
+
+        try:
+            return await _cancel_once(asyncio.create_task(run()))
         except (SQLAlchemyError, OSError) as error:
             raise self._may_repeat(error) from error
 
@@ -134,6 +135,14 @@ class PostgresDatabase:
                 yield seat
             finally:
                 self._free.append(seat)
+
+    async def alter(self, *statements: str) -> None:
+        try:
+            async with self._engine.begin() as connection:
+                for statement in statements:
+                    await connection.exec_driver_sql(statement)
+        except (SQLAlchemyError, OSError) as error:
+            raise StoreError(f"the database {self.where} refused: {error}") from error
 
     async def backup(self, target: Path) -> None:
         raise Unsupported("backup copies a SQLite store", hint=f"use pg_dump --file {target} for this one")
@@ -184,6 +193,20 @@ class PostgresDatabase:
                 return _Again(f"{type(error.orig).__name__}: {error.orig}")
             return StoreError(f"the database {self.where} refused: {error.orig}")
         return StoreError(f"the database {self.where} refused: {error}")
+
+
+async def _cancel_once(task: asyncio.Task[T]) -> T:
+    """A cancel scope goes on cancelling whatever its task waits for, also SQLAlchemy while it closes the connection, which then
+    shows a trace. In a task of its own a transaction is cancelled once, and waited for."""
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        task.cancel()
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait((task,), timeout=_CLOSE_S)
+        if task.done() and not task.cancelled():
+            task.exception()  # it ended at that moment, one way or the other: nobody asks any more
+        raise
 
 
 def _bound_idle(raw: Any, _: Any) -> None:

@@ -12,6 +12,7 @@ import asyncio
 import socket
 import sqlite3
 import threading
+from collections.abc import Coroutine
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol, TypeVar
@@ -52,7 +53,7 @@ class SQLite:
 
     def __init__(self, path: Path, *, synchronous: Synchronous = "normal", writer: socket.socket | None = None) -> None:
         self.where = str(path)
-        self._path = path.absolute()
+        self.path = path.absolute()
         self._writer: BatchWriter = (
             ThreadWriter(path, synchronous) if writer is None else WriterLink(writer, self.where)
         )
@@ -67,18 +68,18 @@ class SQLite:
         event.listen(self._reading, "connect", _reader_set_up)
         event.listen(self._reading, "begin", _one_snapshot)
 
-    async def write(self, work: Work[T]) -> T:
-        return await self._batches.write(work)
+    def write(self, work: Work[T]) -> Coroutine[Any, Any, T]:
+        return self._batches.write(work)
 
     async def prepare(self, work: Work[Any]) -> None:
-        if self._writer.set_up is None and not self._path.exists():
+        if self._writer.set_up is None and not self.path.exists():
             self._writer.set_up = work
         else:
             await self.write(work)
 
     async def read(self, work: Work[T]) -> T:
         """On a thread of the loop's pool: an async driver would be a thread too, and twenty megabytes of import."""
-        if self._writer.set_up is not None and self._path.exists():  # another process made the file meanwhile
+        if self._writer.set_up is not None and self.path.exists():  # another process made the file meanwhile
             await self.write(_write_nothing)
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -89,18 +90,21 @@ class SQLite:
     def _read(self, work: Work[T]) -> T:
         try:
             set_up = self._writer.set_up
-            if set_up is not None or not self._path.exists():
+            if set_up is not None or not self.path.exists():
                 return _read_nothing(set_up, work)
             with self._reading.connect() as connection:
                 return work(connection)
         except (SQLAlchemyError, sqlite3.Error) as error:
             raise sqlite_file.explain(error, self.where) from error
 
+    async def alter(self, *statements: str) -> None:
+        await asyncio.to_thread(sqlite_file.alter, self.path, statements)
+
     async def backup(self, target: Path) -> None:
         """A copy taken from one snapshot, complete and compact; it is itself a store."""
-        sqlite_file.check_place(self._path, create=False)
+        sqlite_file.check_place(self.path, create=False)
         async with asyncio.timeout(BACKUP_S):
-            await asyncio.to_thread(sqlite_file.copy, self._path, target)
+            await asyncio.to_thread(sqlite_file.copy, self.path, target)
 
     async def aclose(self) -> None:
         """Everything handed in is written first."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -19,13 +19,14 @@ from rollyard.core.errors import ConfigError, StoreError
 from rollyard.core.log import Log
 
 BUSY_MS = 30_000  # how long another process may hold the write lock
+_ALTER_KB = 32_768  # pages in memory while an index is made
 _SIDES = ("", "-wal", "-shm")
 _log = Log("rollyard.store")
 _ADVICE = {  # by the first word that fits the name of SQLite's error
     "SQLITE_NOTADB": "name a file that rollyard made, or restore a backup with `rollyard store restore`",
     "SQLITE_CORRUPT": "the file is damaged: restore a backup with `rollyard store restore`",
-    "SQLITE_READONLY": "make the file and its folder writable for this user, or use a copy elsewhere",
-    "SQLITE_CANTOPEN": "make the file and its folder writable for this user, or use a copy elsewhere",
+    "SQLITE_READONLY": "make the file and its folder writable for this user, or name another with --store",
+    "SQLITE_CANTOPEN": "make the file and its folder writable for this user, or name another with --store",
     "SQLITE_FULL": "free space on its disk",
     "SQLITE_IOERR": "check its disk: is it full?",
     "SQLITE_BUSY": "another process is writing to it: wait for that process, or end it",
@@ -109,8 +110,22 @@ def explain(error: Exception, where: str) -> StoreError:
     origin = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     name = getattr(origin, "sqlite_errorname", None) or ""
     words = (origin.strerror or type(origin).__name__) if isinstance(origin, OSError) else str(origin)
+    if isinstance(origin, PermissionError):
+        name = "SQLITE_CANTOPEN"
     advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), None)
     return StoreError(f"cannot use the store {where}: {words}", hint=advice)
+
+
+def alter(path: Path, statements: Sequence[str]) -> None:
+    try:
+        with closing(connect(path, isolation_level=None)()) as raw:
+            raw.execute(f"PRAGMA cache_size=-{_ALTER_KB}")
+            raw.execute("BEGIN IMMEDIATE")
+            for statement in statements:
+                raw.execute(statement)
+            raw.execute("COMMIT")
+    except (sqlite3.Error, OSError) as error:
+        raise explain(error, str(path)) from error
 
 
 def copy(path: Path, target: Path) -> None:

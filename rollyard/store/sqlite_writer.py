@@ -102,14 +102,14 @@ def _transaction(connection: Connection, works: Sequence[Work[Any]]) -> list[Any
     _begin(driver)
     try:
         results = _run_works(connection, works)
-    except BaseException:  # whatever it was, nothing of the batch is kept
+        connection.commit()
+        if driver.in_transaction:
+            driver.execute("COMMIT")
+    except BaseException:  # whatever it was, nothing of the batch is kept; a full disk is met at the commit
         connection.rollback()
         if driver.in_transaction:
             driver.execute("ROLLBACK")
         raise
-    connection.commit()
-    if driver.in_transaction:
-        driver.execute("COMMIT")
     return results
 
 
@@ -145,7 +145,7 @@ def _prepare_connection(synchronous: Synchronous, checkpoint_pages: int) -> Call
             "journal_mode=WAL",
             f"synchronous={synchronous.upper()}",
             f"busy_timeout={sqlite_file.BUSY_MS}",
-            "cache_size=-16000",
+            "cache_size=-2000",  # kilobytes: reading a page again costs less than pages that lie cold in memory
             f"wal_autocheckpoint={checkpoint_pages}",
             "busy_timeout=0",  # from here on `_begin` waits
         ):

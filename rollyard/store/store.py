@@ -48,7 +48,7 @@ from rollyard.store.sqlite_writer import Synchronous
 from rollyard.store.values import StoredEvent
 from rollyard.trajectory.trajectory import Trajectory
 
-_STREAMED = 64  # rollouts read at once while streaming
+_STREAMED = 64  # rollouts read at once while streaming; and their calls, where these are read too
 
 
 class Store(Records):
@@ -85,7 +85,8 @@ class Store(Records):
         database = open_database(str(where), synchronous, create=create, private=private, wait_s=wait_s, writer=writer)
         try:
             await prepare(database, create=create)
-            yield cls(database, clock, str(where))
+            place = database.path if isinstance(database, SQLite) else where  # this process may go to another folder
+            yield cls(database, clock, str(place))
         finally:
             await database.aclose()
 
@@ -163,13 +164,29 @@ class Store(Records):
         while True:
             work = partial(_rollouts.after, run_id=run_id, last=last, limit=_STREAMED, tasks=tasks)
             found = await self.database.read(work)
-            for rollout in found:
-                if trajectories:
-                    rollout = replace(rollout, trajectory=await self.trajectory(rollout.id))
-                yield rollout
+            if trajectories:
+                async for rollout in self._with_calls(found):
+                    yield rollout
+            else:
+                for rollout in found:
+                    yield rollout
             if len(found) < _STREAMED:
                 return
             last = found[-1].id
+
+    async def _with_calls(self, found: Sequence[Rollout]) -> AsyncGenerator[Rollout]:
+        """With their trajectories: those of a few small ones come with one read, a large one alone."""
+        waiting, calls = list[Rollout](), 0
+        for number, rollout in enumerate(found, start=1):
+            waiting.append(rollout)
+            calls += 1 + rollout.calls
+            if calls < _STREAMED and number < len(found):
+                continue
+            ids = [rollout.id for rollout in waiting]
+            loaded = await self.database.read(lambda connection, ids=ids: [_calls.load(connection, id) for id in ids])
+            for one, of_one in zip(waiting, loaded, strict=True):
+                yield replace(one, trajectory=Trajectory.restore(one.id, *of_one))
+            waiting, calls = [], 0
 
     async def all_rollouts(self, run_id: str) -> RolloutList:
         """All rollouts of a run at once, without files and calls: a list that is a data frame too."""
@@ -193,6 +210,7 @@ class Store(Records):
     remove_note = writes(_notes.remove)
     notes = reads(_notes.of_rollouts)
     find_labelled = reads(_notes.find_labelled)
+    find_noted = reads(_notes.find_noted)
     find_texts = reads(_texts.find)
     rollouts_with = reads(_texts.candidates)
     missing_texts = reads(_texts.missing)

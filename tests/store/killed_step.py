@@ -1,5 +1,5 @@
-"""Prunes or exports as the verbs do, and stops inside every transaction of the one kind, or read of the other: it prints a line
-and goes on when it is sent one. Run by test_killed_verbs.py, which kills it there.
+"""Prunes, exports or copies as the verbs do, and stops inside every transaction, or read of an export: it prints a line and goes
+on when it is sent one. Run by `killed_process.py`, which kills it there.
 """
 
 import asyncio
@@ -8,6 +8,7 @@ import sys
 import time
 
 from rollyard.store import Store
+from rollyard.store import copy as copies
 from rollyard.store.exports import export
 from rollyard.store.prune import prune
 
@@ -23,6 +24,19 @@ def stopping(work):
     return stopped
 
 
+async def copy(source, target):
+    open_database = copies.open_database
+
+    def opened(*args, **options):
+        database = open_database(*args, **options)
+        write = database.write
+        database.write = lambda work: write(stopping(work))
+        return database
+
+    copies.open_database = opened
+    print(await copies.copy_store(source, target, at_once=5), flush=True)
+
+
 async def main(verb, where, out=""):
     async with Store.open(where, create=False) as store:
         database = store.database
@@ -36,4 +50,4 @@ async def main(verb, where, out=""):
     print(done, flush=True)
 
 
-asyncio.run(main(*sys.argv[1:]))
+asyncio.run(copy(*sys.argv[2:]) if sys.argv[1] == "copy" else main(*sys.argv[1:]))

@@ -87,7 +87,7 @@ async def test_a_write_that_may_wait_is_taken_along_by_one_that_may_not(tmp_path
 
 def test_a_call_waits_for_others_a_small_part_of_the_time_that_it_took():
     record = replace(conversation("r1", 1)[1][0][0].record, received_at=1000.0)
-    took = {0.1: 0.003, 0.5: 0.015, 60.0: 0.02}
+    took = {0.1: 0.005, 0.5: 0.025, 60.0: 0.03}
     found = {s: CommitCall(replace(record, finished_at=1000.0 + s), (), {}).gather_s for s in took}
     assert found == pytest.approx(took, rel=1e-6)
     assert CommitCall(replace(record, finished_at=None), (), {}).gather_s <= 0.0

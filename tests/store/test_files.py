@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +15,7 @@ from rollyard.core.errors import ConfigError, StoreError
 from rollyard.core.events import Event
 from rollyard.store import Store
 from rollyard.store.sqlite import SQLite
+from rollyard.store.sqlite_writer import SQLiteWriter
 
 pytestmark = pytest.mark.anyio
 
@@ -247,3 +249,21 @@ async def test_a_write_waits_while_another_process_has_the_lock(tmp_path):
         other.close()
         await writing
         assert (await store.get_run("second")).id == "second"
+
+
+def test_after_a_commit_that_failed_the_next_write_is_judged_by_itself(tmp_path):
+    """A full disk is met at the commit. Here the size of a file is at its limit, until there is room again."""
+    writer = SQLiteWriter(
+        tmp_path / "runs.db", set_up=lambda connection: connection.execute(text("CREATE TABLE t (x)"))
+    )
+    add = text("INSERT INTO t VALUES (randomblob(100000))")
+    assert writer.run([lambda connection: connection.execute(add).rowcount]) == [1]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "runs.db-wal").stat().st_size + 4096, hard))
+    try:
+        refused = [writer.run([lambda connection: connection.execute(add).rowcount])[0] for _ in range(2)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    written = writer.run([lambda connection: connection.execute(add).rowcount])
+    writer.close()
+    assert [type(one.__cause__).__name__ for one in refused] == ["OperationalError"] * 2 and written == [1], refused

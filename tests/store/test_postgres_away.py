@@ -4,12 +4,14 @@ import asyncio
 import signal
 from pathlib import Path
 
+import anyio
 import pytest
+from sqlalchemy import text
 
 from rollyard.core.errors import ConfigError, StoreError
 from rollyard.core.events import Event
 from rollyard.store import Store
-from rollyard.testing.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer
 from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
@@ -101,3 +103,23 @@ async def test_what_the_server_refuses_is_said_with_its_address(server):
         with pytest.raises(ConfigError, match="address"):
             async with Store.open(address):
                 pass
+
+
+async def test_a_transaction_that_a_cancel_scope_ends_shows_no_trace_and_its_connection_is_gone(server, caplog):
+    sleeping = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(600)' AND state = 'active'"
+    async with Store.open(server.url) as store, Store.open(server.url) as other, anyio.create_task_group() as group:
+
+        async def count():
+            return await other.database.read(lambda c: c.execute(text(sleeping)).scalar())
+
+        for ask in (store.database.write, store.database.read):
+            for _ in range(4):
+                group.start_soon(ask, lambda c: c.execute(text("SELECT pg_sleep(600)")) and None)
+        with anyio.fail_after(60):
+            while await count() < 8:
+                await asyncio.sleep(0.05)
+            group.cancel_scope.cancel()
+            with anyio.CancelScope(shield=True):
+                while await count():
+                    await asyncio.sleep(0.05)
+    assert caplog.text == ""

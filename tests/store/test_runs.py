@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy import text
 
 from rollyard.core.errors import ConfigError, LeaseLost, SessionClosed, StoreError, Unsupported
@@ -125,6 +126,18 @@ async def test_adding_attempts_again_changes_nothing(store):
     ]
 
 
+async def test_what_ran_out_is_taken_over_by_others_alone_and_by_the_patient_later(store, clock):
+    await run_with(store, 1)
+    lease = await store.claim("run1", owner="slow", ttl_s=10)
+    clock.now += 11
+    assert await store.claim("run1", owner="slow", ttl_s=10) is None
+    assert await store.claim("run1", owner="b", ttl_s=10, patience_s=50) is None
+    assert await store.reclaim("run1", patience_s=50) == 0
+    lease = await store.heartbeat(lease, ttl_s=10)
+    clock.now += 61
+    assert (await store.claim("run1", owner="b", ttl_s=10, patience_s=50)).fence == lease.fence + 1
+
+
 async def test_a_lease_that_ran_out_is_claimed_again_and_the_zombie_commits_nothing(store, clock):
     await run_with(store, 1)
     old = await store.claim("run1", owner="zombie", ttl_s=10)
@@ -193,7 +206,6 @@ async def test_a_rollout_comes_back_whole(store):
     await store.commit_rollout(given)
     found = await store.get_rollout("ro1")
     assert found.trajectory.records == ()
-    from msgspec.structs import replace
 
     assert replace(found, trajectory=None) == given
     assert {(a.name, a.size) for a in await store.artifacts("ro1")} == {("out.txt", 5), ("log", 50_000), ("report", 8)}
@@ -428,6 +440,15 @@ async def test_a_claim_that_was_taken_over_records_no_call_no_session_and_no_eve
     await store.events_under(told)
     assert [stored.event.name for stored in await store.events(run_id="run1")] == ["b"]
     assert await store.sessions() == []  # a session under a claim is never gone on with
+
+
+async def test_events_under_more_claims_than_a_statement_takes_are_appended_at_once(store):
+    await run_with(store, 1)
+    good = await store.claim("run1", owner="a", ttl_s=60)
+    lost = [replace(good, attempt=replace(good.attempt, id=f"lost{n}")) for n in range(17_000)]
+    told = [(lease, Event(at=1.0, name=lease.attempt.id, run_id="run1")) for lease in (*lost, good)]
+    await store.events_under(told)
+    assert [stored.event.name for stored in await store.events(run_id="run1")] == [good.attempt.id]
 
 
 async def test_all_leases_of_a_worker_are_kept_at_once_and_the_lost_ones_named(store, clock):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, cast, get_args
@@ -99,11 +100,15 @@ async def export(
     refused_at = path.with_name(path.name + ".refused.jsonl")
     for made in (path, refused_at):
         remove_dead_parts(made)
+    loop = asyncio.get_running_loop()
     with ExitStack() as stack:
+        # one thread for all: Arrow and its compression keep memory for each thread that used them
+        thread = stack.enter_context(ThreadPoolExecutor(1, "rollyard-export"))
         tree = await _load_tree(store, info) if chosen in ("samples", "parquet") else ValueTree(())
         writer = stack.enter_context(_writer(chosen, path, tree, kinds, unscored))
         if isinstance(writer, InspectLog | HarborJob):
             writer.info = info
+        noted = await store.find_noted(run_id) if isinstance(writer, AttemptLines) else frozenset[str]()
         refusals: JsonLines | None = None
         async for rollout in store.rollouts(run_id, trajectories=chosen != "jsonl" or refuse is not None):
             if refuse is not None and (why := await asyncio.to_thread(refuse, rollout)) is not None:
@@ -114,8 +119,9 @@ async def export(
             if isinstance(writer, AtifDocuments | HarborJob):
                 await _give_tools(store, rollout, writer)
             if isinstance(writer, AttemptLines):
-                writer.notes = (await store.notes([rollout.id])).get(rollout.id, ())
-            reasons = await asyncio.to_thread(writer.add, rollout)
+                found = await store.notes([rollout.id]) if rollout.id in noted else {}
+                writer.notes = found.get(rollout.id, ())
+            reasons = await loop.run_in_executor(thread, writer.add, rollout)
             count += 1
             refused += len(reasons)
             if reasons:
