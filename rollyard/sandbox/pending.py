@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -28,9 +27,7 @@ class PendingSandbox(Generic[S]):
         self._box = await self._make()
         return self._box
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._box is not None:
             with anyio.move_on_after(self._close_s, shield=True):
                 await self._box.kill()

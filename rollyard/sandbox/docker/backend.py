@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import anyio
@@ -93,9 +92,7 @@ class DockerBackend:
             self.route = "netns" if await asyncio.to_thread(netns.may_enter) else "socket"
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._watch.aclose()
         with anyio.move_on_after(CLOSE_S, shield=True):
             own = {name: self._boxes[name] for name in self._owned}
@@ -396,7 +393,7 @@ class PodmanBackend(DockerBackend):
 
 def _not_opened(refused: EngineRefused, image: str) -> SandboxError:
     if refused.status == 404 and "image" in refused.text.lower():
-        return SandboxError(f"image {image!r} is not on the engine any more")
+        return SandboxError(f"image {image!r} was removed from the engine")
     if refused.status >= 500 and not is_gone(refused):
         return SandboxError(f"the engine could not start image {image!r}: {refused.text[:300]}")
     return SandboxUnavailable(f"the engine could not make a sandbox: {refused.text[:300]}")

@@ -48,9 +48,9 @@ OPTIONS: Mapping[str, Callable[[str], Any]] = {"shm_mb": _whole, "cpuset": _cpus
 
 
 class ContainerDefaults(msgspec.Struct, frozen=True, kw_only=True):
-    """What an image says about programs started in it."""
+    """What an image says about programs started in it; `image` is its id."""
 
-    id: str
+    image: str
     env: Mapping[str, str]
     workdir: str
     user: str
@@ -102,7 +102,7 @@ def check(spec: SandboxSpec, got: Capabilities, allowed: tuple[Path, ...]) -> No
     if spec.layers and not got.layers:
         raise Unsupported("layers need an engine on this machine", hint="bake them into the image")
     if spec.mounts and not got.mounts:
-        raise Unsupported("mounts need an engine on this machine")
+        raise Unsupported("mounts need an engine on this machine", hint="use the local backend, or upload the files")
     options(spec.options)
     for mount in spec.mounts:
         _mount(mount.remote_dir, mount.local_dir, allowed)

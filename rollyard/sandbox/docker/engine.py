@@ -55,7 +55,7 @@ def find_host(kind: str, host: str | None) -> str:
         if path.is_socket():
             return f"unix://{path}"
     raise SandboxUnavailable(
-        f"no {kind} engine was found", hint=f"start one, or say backend({kind!r}, host=...) or {_VARIABLES[kind][0]}"
+        f"no {kind} engine was found", hint=f"start one, or set {_VARIABLES[kind][0]} to its address"
     )
 
 
@@ -288,7 +288,7 @@ def _client(host: str) -> Any:
         return aiodocker.Docker(host, timeout=timeout)
     except ValueError:
         raise ConfigError(
-            f"{show_host(host)!r} is no engine's address", hint="unix:///path, tcp://host:port, ssh://host"
+            f"{show_host(host)!r} is not the address of an engine", hint="unix:///path, tcp://host:port, ssh://host"
         ) from None
 
 

@@ -162,7 +162,7 @@ class DockerFiles(DockerPrograms):
         place, found = await self._final(self._path(path))
         if found is not None:
             if _kind(found) != "dir":
-                raise PathError(path, "EEXIST", hint="it is there and is no directory")
+                raise PathError(path, "EEXIST", hint="it exists and is not a directory")
             return
         member = tarfile.TarInfo(place.lstrip("/"))
         member.type, member.mode, member.mtime = tarfile.DIRTYPE, mode, int(time.time())

@@ -62,7 +62,7 @@ async def resolve(engine: DockerEngine, image: str, *, pull: bool) -> ContainerD
     config = found.get("Config") or {}
     env = dict(line.partition("=")[::2] for line in config.get("Env") or ())
     return ContainerDefaults(
-        id=found["Id"],
+        image=found["Id"],
         env=env,
         workdir=config.get("WorkingDir") or "",
         user=config.get("User") or "",
@@ -139,7 +139,7 @@ async def _put_host(engine: DockerEngine, request: BuildRequest, context: io.Byt
     stages = [stage for stage in plan.stages if stage.base == "host"]
     if not stages:
         return request.dockerfile
-    meant = (await resolve(engine, request.host, pull=False)).id
+    meant = (await resolve(engine, request.host, pull=False)).image
     for stage in stages:
         lines[stage.line - 1] = f"FROM {meant.removeprefix('sha256:')}{f' AS {stage.name}' if stage.name else ''}\n"
     member = tarfile.TarInfo(f"{request.dockerfile}{_OF_HOST}")

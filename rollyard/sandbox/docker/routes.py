@@ -1,4 +1,4 @@
-"""How host and container reach each other without a network. Three routes, chosen once per backend, each with the same face:
+"""How host and container reach each other without a network. Three routes, chosen once per backend, each with the same methods:
 
     netns    sockets made in the container's own network namespace; needs the right to enter it
     socket   a unix socket in a directory bound into the container, and the relay's program at its other end

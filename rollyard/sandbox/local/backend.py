@@ -7,9 +7,8 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import msgspec
@@ -26,9 +25,8 @@ from rollyard.core.errors import (
 from rollyard.core.home import data_home, private_dir
 from rollyard.core.ids import new_id
 from rollyard.core.log import Log
-from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, MemoryUse, SandboxInfo, SandboxSpec, Volume
+from rollyard.core.sandbox import DEFAULT_PATH, Capabilities, MemoryUse, SandboxInfo, SandboxSpec
 from rollyard.core.sequences import as_tuple
-from rollyard.images import host as host_image
 from rollyard.images import mount_table
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
@@ -36,6 +34,7 @@ from rollyard.sandbox import egress
 from rollyard.sandbox.gpus import SHARE, GpuPool
 from rollyard.sandbox.local import cgroups, host_rules, ids, microvm, probe, view_root
 from rollyard.sandbox.local.abilities import capabilities
+from rollyard.sandbox.local.binds import list_binds, make_bind
 from rollyard.sandbox.local.box import LocalSandbox
 from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.checks import check
@@ -43,10 +42,11 @@ from rollyard.sandbox.local.disk import LocalDiskWatch, default_disk_mb, disk_li
 from rollyard.sandbox.local.gvisor import GvisorUse, with_gvisor
 from rollyard.sandbox.local.inner import gvisor, protocol, remains
 from rollyard.sandbox.local.job import ANSWER_S
-from rollyard.sandbox.local.journal import Home, SandboxEntry, SandboxJournal
+from rollyard.sandbox.local.journal import Home, SandboxEntry, SandboxJournal, is_dead
 from rollyard.sandbox.local.launcher import Launcher
 from rollyard.sandbox.local.memory import MachineMemory
 from rollyard.sandbox.local.microvm import MicrovmUse, with_microvm
+from rollyard.sandbox.local.page_in import Regions
 from rollyard.sandbox.local.pool import SandboxPool
 from rollyard.sandbox.local.probe import LEVELS, NAMESPACED, Level
 from rollyard.sandbox.pending import PendingSandbox
@@ -105,7 +105,7 @@ class LocalBackend:
         self._watch = LocalDiskWatch(self.root)
         self._in_memory = on_overlay and self._namespaced
         self._rootfs: dict[tuple[str, tuple[str, ...]], tuple[float, Rootfs]] = {}
-        self._swept: list[str] = []  # found dead at the start, told to whoever reaps first
+        self._swept: list[str] = []  # found dead at the start, told to the first caller of `reap`
         self._log = Log("rollyard.sandbox.local")
 
     @property
@@ -137,9 +137,7 @@ class LocalBackend:
         if not sweeping.cancelled() and sweeping.exception() is None:
             self._swept += sweeping.result()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         own = [box for box, lifetime in list(self._boxes.values()) if lifetime == "owner"]
         for result in await asyncio.gather(*(box.kill() for box in own), return_exceptions=True):
             if isinstance(result, Exception):
@@ -170,7 +168,9 @@ class LocalBackend:
         if not self._in_memory or spec.disk == "tmpfs":
             return spec
         self._log.warning(
-            "sandbox.disk_in_memory", root=str(self.root), hint="set ROLLYARD_HOME to a directory that is no overlay"
+            "sandbox.disk_in_memory",
+            root=str(self.root),
+            hint="set ROLLYARD_HOME to a directory that is not on an overlay",
         )
         return msgspec.structs.replace(spec, disk="tmpfs")
 
@@ -270,7 +270,7 @@ class LocalBackend:
             lifetime=spec.lifetime,
             owner_pid=os.getpid(),
             uppers={"/": "root/upper", **trees},
-            image=spec.image,
+            image=rootfs.image,
             layers=spec.layers,
         )
 
@@ -278,30 +278,14 @@ class LocalBackend:
         return spec.resources.disk_mb or default_disk_mb(self.root, spec.disk)
 
     def _plan(self, home: Home, spec: SandboxSpec, rootfs: Rootfs, view: dict[str, Any] | None) -> dict[str, Any]:
-        binds = [
-            {"target": m.local_dir, "source": str(Path(m.remote_dir).resolve()), "over": [], "writable": m.writable}
-            for m in spec.mounts
-        ]
-        binds += [
-            {"target": v.path, "source": self._make_volume(home, spec, v), "over": [], "writable": v.writable}
-            for v in spec.volumes
-        ]
+        beside = home if spec.beside is None else self._journal.home(spec.beside)
+        binds = list_binds(home, spec, beside)
         virtual = self._microvm.takes(spec)
         program = None if virtual else self._gvisor.takes(spec)
         if virtual:
             binds += self._microvm.binds()
         if program:
-            binds.append({"target": gvisor.RUNSC, "source": program, "over": [], "writable": False})
-        if spec.network == "allowlist":
-            names = home.path / "resolv.conf"
-            names.write_text(egress.RESOLV_CONF)
-            names.chmod(0o644)
-            binds.append({"target": "/etc/resolv.conf", "source": str(names), "over": [], "writable": False})
-        if spec.names:
-            hosts = home.path / "hosts"
-            hosts.write_text(host_image.describe_hosts(spec.names))
-            hosts.chmod(0o644)
-            binds.append({"target": "/etc/hosts", "source": str(hosts), "over": [], "writable": True})
+            binds.append(make_bind(gvisor.RUNSC, program))
         resources = microvm.outer_resources(spec, self._disk_mb(spec)) if virtual else spec.resources
         recipe = cgroups.recipe(self._cgroups, resources)
         return {
@@ -331,15 +315,6 @@ class LocalBackend:
             "microvm": self._microvm.settings(spec) if virtual else None,
             "last_capability": self._last_capability,
         }
-
-    def _make_volume(self, home: Home, spec: SandboxSpec, volume: Volume) -> str:
-        """The volume's directory, with the files of the sandbox that others are beside of: it ends with that one, and what is in
-        it counts as written there."""
-        of = home if spec.beside is None else self._journal.home(spec.beside)
-        place = of.fs / "volumes" / volume.name
-        place.mkdir(parents=True, exist_ok=True)
-        place.chmod(0o777)  # below a directory that only this user may enter
-        return str(place)
 
     async def _join(self, spec: SandboxSpec) -> list[int]:
         """The namespaces of the sandbox that this one is to be beside of."""
@@ -421,7 +396,10 @@ class LocalBackend:
         sock = await _connect(home)
         try:
             entry = home.read()
-            pidfd = os.pidfd_open(entry.info.pid or 0)
+            pid = entry.info.pid
+            if pid is None and is_dead(entry.owner_pid):
+                pid = await asyncio.to_thread(home.find_holder)
+            pidfd = os.pidfd_open(pid or 0)
         except SandboxError:
             sock.close()
             raise
@@ -442,6 +420,10 @@ class LocalBackend:
             )
         return await self.images.remove_builds()
 
+    async def remove_states(self, keys: Collection[str]) -> list[str]:
+        in_use = await asyncio.to_thread(lambda: {entry.image for _, entry in self._journal.live()})
+        return await self.images.remove_states(keys, in_use=in_use)
+
     async def memory(self) -> MemoryUse:
         """Of this machine, and of the sandboxes that this object opened."""
         pids = {box.id: box.info.pid for box, _ in self._boxes.values() if box.info.pid is not None}
@@ -454,9 +436,9 @@ class LocalBackend:
                 hint="switch zram or a swap file on (docs/capacity.md has the commands), or let agents stay awake",
             )
 
-    async def page_out(self, pid: int) -> None:
-        """A sandbox's memory by its first process; what is used comes back."""
-        await asyncio.to_thread(self._memory.page_out, pid)
+    async def page_out(self, pid: int) -> Regions:
+        """A sandbox's memory by its first process; what is used comes back. Gives what was in memory before."""
+        return await asyncio.to_thread(self._memory.page_out, pid)
 
     async def freeze(self, entry: SandboxEntry, uppers: Mapping[str, Path], *, shifted: bool) -> str:
         """Copy what a sandbox wrote into the image store."""

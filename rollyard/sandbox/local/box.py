@@ -24,6 +24,7 @@ from rollyard.sandbox.local.files import LocalFiles
 from rollyard.sandbox.local.inner import protocol
 from rollyard.sandbox.local.job import ANSWER_S, LocalJob
 from rollyard.sandbox.local.journal import Home, SandboxEntry, has_ended
+from rollyard.sandbox.local.page_in import Regions, page_in
 from rollyard.sandbox.local.probe import NAMESPACED
 from rollyard.sandbox.local.usage import read_usage
 from rollyard.sandbox.local.view_root import save_changes
@@ -31,7 +32,7 @@ from rollyard.sandbox.local.writes import list_writes
 from rollyard.sandbox.streams import SocketListener, SocketStream
 
 _GRACE_S = 5.0
-_KILL_S = 10.0
+_KILL_S = ANSWER_S  # what was killed is gone once each of its processes had a processor to end on
 JOB_OUTPUT = 256 * 2**20
 
 
@@ -48,6 +49,8 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         self._backend = backend
         self.group = Group(entry.cgroups)
         self._oom_seen = 0
+        self._has_slept = False
+        self._used: Regions = {}  # what it used between its last two sleeps
         self.reserved: GpuReservation | None = None
 
     @property
@@ -74,7 +77,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
             protocol.close_fds(fds)
 
     async def _run(self, job_id: str, fields: dict[str, Any], fds: list[int], timeout: float) -> dict[str, Any]:
-        """The keeper enforces the timeout; if it cannot (somebody inside stopped it) the supervisor ends the job."""
+        """The keeper enforces the timeout; if it cannot (a program inside stopped it) the supervisor ends the job."""
         launch = {**fields, "wait": True, "ephemeral": True}
         try:
             reply, _ = await self._channel.request("run", launch, fds=fds, timeout=timeout + _GRACE_S)
@@ -151,7 +154,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
 
     async def kill_processes(self) -> None:
         """End every program in the sandbox, however it was started, and keep the sandbox and its files."""
-        await self._ask("end_all", timeout=_KILL_S)
+        await self._ask("end_all")
 
     # -- network
 
@@ -269,10 +272,15 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         if freeze:
             await self._ask("pause", on=True)
         self.group.allow_swap(True)
-        await self._backend.page_out(self.info.pid)
+        resident = await self._backend.page_out(self.info.pid)
+        self._used = resident if self._has_slept else {}  # the first time it is all that was ever allocated
+        self._has_slept = True
 
     async def wake(self) -> None:
         self.group.allow_swap(False)
+        used, self._used = self._used, {}
+        if used:
+            await asyncio.to_thread(page_in, used)
         await self._ask("pause", on=False)
 
     async def alive(self) -> bool:

@@ -35,7 +35,7 @@ class Channel:
         self._number = 0
         self._waiting: dict[int, asyncio.Future[tuple[dict[str, Any], list[int]]]] = {}
         self._greeting: asyncio.Future[tuple[dict[str, Any], list[int]]] = self._loop.create_future()
-        self._waiting[0] = self._greeting  # from the start: it may come before anybody asks for it
+        self._waiting[0] = self._greeting  # from the start: it may come before it is asked for
         self.closed = asyncio.Event()
         self._loop.add_reader(sock.fileno(), self._read)
 

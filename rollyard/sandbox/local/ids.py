@@ -1,4 +1,4 @@
-"""Which ids a sandbox's user namespace is mapped to, for whoever runs this process."""
+"""Which ids a sandbox's user namespace is mapped to, for the user that runs this process."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from rollyard.sandbox.local.channel import Channel, ChannelRefused
 from rollyard.sandbox.local.inner import protocol
 
 _CHUNK = 2**16
-ANSWER_S = 15.0
+ANSWER_S = 120.0  # a supervisor that died is known at once; one that is silent waits for a processor
 
 
 class LocalJob:

@@ -57,7 +57,7 @@ def has_ended(pidfd: int) -> bool:
     return bool(poller.poll(0))
 
 
-def _is_dead(pid: int) -> bool:
+def is_dead(pid: int) -> bool:
     """Whether there is no such process, or nothing of it but its exit status."""
     try:
         pidfd = os.pidfd_open(pid)
@@ -114,7 +114,7 @@ class Home:
             os.close(fd)
 
     def note(self, **changes: Any) -> SandboxInfo:
-        """What a sandbox is now, for whoever lists it."""
+        """What a sandbox is now, for listings."""
         entry = self.read()
         info = msgspec.structs.replace(entry.info, **changes)
         self.write(msgspec.structs.replace(entry, info=info))
@@ -141,6 +141,17 @@ class Home:
         finally:
             os.close(fd)
         return False
+
+    def find_holder(self) -> int | None:
+        """The first process of a sandbox whose maker died before it could note which that is: the one that holds the lock. Others
+        may have the entry open for a moment, to read it."""
+        entry, holders = os.path.realpath(self._entry), list[int]()
+        for process in (path for path in Path("/proc").iterdir() if path.name.isdigit()):
+            with contextlib.suppress(OSError):  # it has just ended, or is another user's
+                for fd in (process / "fd").iterdir():
+                    if str(fd.readlink()) == entry and "FLOCK" in (process / "fdinfo" / fd.name).read_text():
+                        holders.append(int(process.name))
+        return min(holders, default=None)
 
     def listener(self) -> socket.socket:
         """The attach socket. Bound through a directory descriptor: a socket's path may not be longer than 107 bytes."""
@@ -196,7 +207,7 @@ class SandboxJournal:
                     entry = home.read()
                 except SandboxGone:  # it ended, or is so new that its entry is not written yet
                     continue
-                if not entry.info.pid or not _is_dead(entry.info.pid):
+                if not entry.info.pid or not is_dead(entry.info.pid):
                     yield home, entry
 
     def sweep(self) -> list[str]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rollyard.core.sandbox import MemoryUse
+from rollyard.sandbox.local.page_in import Regions, find_resident
 from rollyard.sandbox.local.page_out import page_out
 
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -47,9 +48,12 @@ class MachineMemory:
             return len((self._proc / "swaps").read_text().splitlines()) > 1
         return False
 
-    def page_out(self, first: int) -> None:
-        """All of a sandbox that is private to it."""
-        page_out(self.processes(first), self._proc)
+    def page_out(self, first: int) -> Regions:
+        """All of a sandbox that is private to it; gives what of that was in memory."""
+        pids = self.processes(first)
+        resident = find_resident(pids, self._proc)
+        page_out(pids, self._proc)
+        return resident
 
     def processes(self, first: int) -> list[int]:
         """A process and all that it and its children started; a sandbox's orphans are its first process's."""

@@ -20,6 +20,7 @@ import msgspec
 from rollyard.core.errors import IsolationTooWeak, Unsupported
 from rollyard.core.sandbox import Capabilities, Resources, SandboxSpec
 from rollyard.sandbox.local import guest_image
+from rollyard.sandbox.local.binds import make_bind
 from rollyard.sandbox.local.cgroups import DEFAULT_PIDS
 from rollyard.sandbox.local.inner import microvm
 from rollyard.sandbox.local.journal import Home
@@ -87,10 +88,7 @@ class MicrovmUse:
     def binds(self) -> list[dict[str, Any]]:
         """What is shown to `qemu` and to nothing in the guest."""
         shown = {"usr": "/usr", "kernel": str(find_kernel().resolve()), "image": str(self.make_image())}
-        return [
-            {"target": f"{microvm.PLACE}/{name}", "source": source, "over": [], "writable": False}
-            for name, source in shown.items()
-        ]
+        return [make_bind(f"{microvm.PLACE}/{name}", source) for name, source in shown.items()]
 
 
 def _refuse(spec: SandboxSpec) -> None:

@@ -31,7 +31,7 @@ def page_out(pids: Iterable[int], proc: Path) -> None:
     done = 0
     for pid in pids:
         try:
-            ranges = list(_find_private(proc / str(pid) / "maps"))
+            ranges = list(find_private(proc / str(pid) / "maps"))
             pidfd = os.pidfd_open(pid)
             try:
                 _advise(libc, pidfd, ranges)
@@ -66,7 +66,7 @@ def _advise(libc: ctypes.CDLL, pidfd: int, ranges: list[tuple[int, int]]) -> Non
         ranges = ranges[whole + (whole < len(some)) :]
 
 
-def _find_private(maps: Path) -> Iterator[tuple[int, int]]:
+def find_private(maps: Path) -> Iterator[tuple[int, int]]:
     """Private ranges that may be written to: the heap, stacks, what was allocated, the data of libraries."""
     for line in maps.read_text().splitlines():
         where, mode, _, _, _, *name = line.split(maxsplit=5)

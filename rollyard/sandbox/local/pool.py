@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Self
 
 from rollyard.core.errors import Error, SandboxUnavailable
@@ -35,7 +34,7 @@ class SandboxPool:
         while True:
             try:
                 box = await self._make()
-            except Error as error:  # kept for whoever takes next; the machine may recover
+            except Error as error:  # kept for the next caller; the machine may recover
                 self._last = error
                 await asyncio.sleep(_FAILED_PAUSE_S)
                 continue
@@ -57,9 +56,7 @@ class SandboxPool:
         except TimeoutError:
             raise self._last or SandboxUnavailable(f"the pool had no sandbox ready within {timeout:g} s") from None
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._filling is not None:
             self._filling.cancel()
             await asyncio.gather(self._filling, return_exceptions=True)

@@ -19,7 +19,7 @@ import msgspec
 from rollyard.core import folders
 from rollyard.core.errors import Unsupported
 from rollyard.core.sandbox import Mount
-from rollyard.images.archives import is_whiteout, make_whiteout
+from rollyard.images.archives import clear, is_whiteout, make_whiteout
 from rollyard.images.layers import layer_prefix
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.snapshots import OPEN_FILE, is_opaque
@@ -101,24 +101,17 @@ def _lay(lower: str, root: Path, view: PathView) -> None:
             status = source.lstat()
             if stat.S_ISDIR(status.st_mode):
                 if is_opaque(source) or target.is_symlink() or not target.is_dir():
-                    _clear(target)
+                    clear(target)
                     target.mkdir()
                 todo.append((source, target))
                 continue
-            _clear(target)
+            clear(target)
             if stat.S_ISLNK(status.st_mode):
                 target.symlink_to(os.fsdecode(view.outside(os.fsencode(source.readlink()))))
             elif not is_whiteout(status):
                 shutil.copy2(source, target, follow_symlinks=False)
     for folder, place in reversed(made):
         place.chmod(stat.S_IMODE(folder.stat().st_mode))
-
-
-def _clear(place: Path) -> None:
-    if place.is_dir() and not place.is_symlink():
-        folders.remove(place)
-    else:
-        place.unlink(missing_ok=True)
 
 
 def _list_files(root: Path) -> list[tuple[str, tuple[int, int]]]:

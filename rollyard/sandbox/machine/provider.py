@@ -35,21 +35,21 @@ _PUT = """p={path}; t={root}/x/{name}; cat >"$t" && [ "$(wc -c <"$t")" -eq {size
 
 
 class MachineProvider(SandboxProvider):
-    """`room` is what a sandbox is on the machine; `folder` is where they are kept there; `settings` is a file of an image with
+    """`kind` is what a sandbox is on the machine; `folder` is where they are kept there; `settings` is a file of an image with
     its environment."""
 
     keeps_images: ClassVar[bool] = True
 
-    def __init__(self, shell: MachineShell, *, room: str, folder: str | None, settings: str = "") -> None:
+    def __init__(self, shell: MachineShell, *, kind: str, folder: str | None, settings: str = "") -> None:
         super().__init__()
-        self._shell, self._room, self._folder, self.settings = shell, room, folder, settings
+        self._shell, self._kind, self._folder, self.settings = shell, kind, folder, settings
         self._scripts = script_file()
         self._file = f"machine-{hashlib.sha256(self._scripts.encode()).hexdigest()[:16]}.sh"
 
     async def enter(self) -> None:
         try:
             await self._install()
-            await self.ask("check_" + self._room)
+            await self.ask("check_" + self._kind)
         except BaseException:  # cancelled too: `__aexit__` is not called for what was not entered
             await self._shell.close()
             raise
@@ -133,7 +133,7 @@ class MachineProvider(SandboxProvider):
         about = base64.b64encode(json.dumps({"image": request.image, "labels": dict(request.labels)}).encode())
         env = base64.b64encode(json.dumps(dict(spec.env)).encode())
         seconds = str(math.ceil(request.lease_s))
-        words = (made, seconds, self._room, request.image, "host" if spec.network == "host" else "none")
+        words = (made, seconds, self._kind, request.image, "host" if spec.network == "host" else "none")
         await self.ask("create", *words, given=about + b"\n" + env + b"\n", about=made)
         return MachineLink(self, made, spec.env)
 
@@ -179,7 +179,7 @@ class MachineProvider(SandboxProvider):
 
     async def delete_image(self, image: str) -> None:
         if not _IMAGE_NAME.fullmatch(image):
-            raise ConfigError(f"{image!r} is no image that was kept on {self._shell.name}")
+            raise ConfigError(f"{image!r} is not an image that was kept on {self._shell.name}")
         await self.ask("delete_image", image)
 
     def fault(self, error: Exception, text: str, about: str) -> Error:

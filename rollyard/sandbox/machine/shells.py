@@ -1,7 +1,7 @@
 """How a shell of a machine is started: here, or over SSH.
 
 The OpenSSH client is used as it is installed, so keys, agents, jump hosts and names are those of the user's own configuration. It
-never asks anybody anything, and a host whose key is not known is refused. Programs share connections, a few on each: a server
+never asks questions, and a host whose key is not known is refused. Programs share connections, a few on each: a server
 bounds how many one connection carries. A connection lasts as long as a `cat` on its stdin, so none outlives this process.
 """
 
@@ -92,7 +92,7 @@ class SSHShell(MachineShell):
 
     def __init__(self, host: str, *, config: str | None, sessions: int, own_connections: bool) -> None:
         if not host or host.startswith("-"):
-            raise ConfigError(f"{host!r} is no name of a machine")
+            raise ConfigError(f"{host!r} is not the name of a machine", hint="give HOST or USER@HOST")
         self.name, self._host, self._sessions, self._own = host, host, sessions, own_connections
         self._options = [*(["-F", config] if config else []), "-T", *(word for one in _QUIET for word in ("-o", one))]
         self._shared: list[SharedConnection] = []

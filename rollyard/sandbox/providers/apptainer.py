@@ -41,7 +41,7 @@ class ApptainerBackend(RemoteBackend):
             SSHShell(host, config=config, sessions=sessions, own_connections=own_connections) if host else LocalShell()
         )
         super().__init__(
-            MachineProvider(shell, room="apptainer", folder=folder, settings=_SETTINGS),
+            MachineProvider(shell, kind="apptainer", folder=folder, settings=_SETTINGS),
             image=image,
             isolation="namespace",
             lease_s=lease_s,

@@ -200,7 +200,7 @@ class RunloopProvider(SandboxProvider):
 
     async def delete_image(self, image: str) -> None:
         if not image.startswith(_SNAPSHOT):
-            raise Unsupported(f"{image!r} is no snapshot of a disk", hint="delete a blueprint at the vendor's")
+            raise Unsupported(f"{image!r} is not a snapshot of a disk", hint="delete a blueprint at the vendor's")
         try:
             await self._client.devboxes.disk_snapshots.delete(image.removeprefix(_SNAPSHOT), timeout=_CALL_S)
         except self._sdk.NotFoundError:

@@ -50,7 +50,7 @@ class SSHBackend(RemoteBackend):
             own_connections=own_connections,
         )
         super().__init__(
-            MachineProvider(shell, room="namespaces", folder=folder),
+            MachineProvider(shell, kind="namespaces", folder=folder),
             image="host",
             isolation="namespace",
             lease_s=lease_s,

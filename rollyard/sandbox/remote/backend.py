@@ -11,7 +11,6 @@ import contextlib
 import time
 import uuid
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any, ClassVar, Self, cast
 
 import anyio
@@ -104,9 +103,7 @@ class RemoteBackend:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         with anyio.move_on_after(_CLOSE_S, shield=True):
             own = {name: self._boxes[name] for name in self._owned}
             if left := await delete_all(list(own), lambda name: own[name].kill()):

@@ -43,7 +43,7 @@ class Kind:
 
 def become(kind: Kind, channel: socket.socket, joins: list[int]) -> NoReturn:
     """The clone's whole life. `joins` are open `cgroup.procs` files; `channel` leads to the zygote, which sends the plan
-    once it has one. A failure is told to whoever is listening at that point, with the step it was in."""
+    once it has one. A failure is told to the process that listens at that point, with the step it was in."""
     listening = channel
     try:
         os.dup2(0, 1)

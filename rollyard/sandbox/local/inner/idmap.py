@@ -23,12 +23,13 @@ def write(pid: int, kind: dict[str, Any]) -> None:
         _helper("newgidmap", pid, gid_map)
         return
     if kind["kind"] == "single":
-        _put(f"/proc/{pid}/setgroups", "deny")
-    _put(f"/proc/{pid}/uid_map", "\n".join(" ".join(map(str, row)) for row in uid_map))
-    _put(f"/proc/{pid}/gid_map", "\n".join(" ".join(map(str, row)) for row in gid_map))
+        write_text(f"/proc/{pid}/setgroups", "deny")
+    write_text(f"/proc/{pid}/uid_map", "\n".join(" ".join(map(str, row)) for row in uid_map))
+    write_text(f"/proc/{pid}/gid_map", "\n".join(" ".join(map(str, row)) for row in gid_map))
 
 
-def _put(path: str, text: str) -> None:
+def write_text(path: str, text: str) -> None:
+    """In one write, as the kernel's files want it; an error names the file."""
     fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(fd, text.encode())

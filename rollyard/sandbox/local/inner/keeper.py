@@ -263,7 +263,7 @@ class Keeper:
                 budget -= moved
         status = self._status or 0
         self._reported = True
-        if self._launch["ephemeral"]:  # whoever asked has all it will read
+        if self._launch["ephemeral"]:  # the caller has all it will read
             for output in outputs:
                 output.cap = 0
         self._send(

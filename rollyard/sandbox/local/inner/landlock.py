@@ -1,7 +1,7 @@
 """Landlock: what a program may open and connect to, where there are no namespaces. Three system calls.
 
 It confines paths, TCP and (from ABI 6) signals and abstract sockets. It does not hide processes, does not confine UDP and
-gives no private loopback; whoever offers it must say so.
+gives no private loopback; the backend that offers it must say so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import ctypes
 import os
 import stat
 import struct
+
+from rollyard.sandbox.local.inner import syscalls
 
 _CREATE, _ADD, _RESTRICT = 444, 445, 446
 _PATH, _PORT = 1, 2
@@ -24,13 +26,6 @@ def abi() -> int:
     return max(0, _libc.syscall(ctypes.c_long(_CREATE), None, ctypes.c_long(0), ctypes.c_long(1)))
 
 
-def _check(result: int, what: str) -> int:
-    if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
-    return result
-
-
 def ruleset(read: list[str], write: list[str], ports: list[int] | None) -> int:
     """A descriptor for rules that allow reading and running below `read`, everything below `write`, and TCP connections to
     `ports`, or to any where that is None. Paths that do not exist are left out."""
@@ -42,7 +37,7 @@ def ruleset(read: list[str], write: list[str], ports: list[int] | None) -> int:
     if version >= 6:
         attributes += struct.pack("=Q", 3)  # no signals and no abstract sockets to the outside
     created = _libc.syscall(ctypes.c_long(_CREATE), attributes, ctypes.c_long(len(attributes)), ctypes.c_long(0))
-    fd = _check(created, "landlock")
+    fd = syscalls.check(created, "landlock")
     for path in read:
         _allow(fd, path, (_EXECUTE | _READ | _READ_DIR) & every)
     for path in write:
@@ -58,7 +53,7 @@ def allow_port(ruleset_fd: int, port: int) -> None:
         return
     rule = struct.pack("=QQ", _CONNECT, port)
     added = _libc.syscall(ctypes.c_long(_ADD), ctypes.c_long(ruleset_fd), ctypes.c_long(_PORT), rule, ctypes.c_long(0))
-    _check(added, f"landlock port {port}")
+    syscalls.check(added, f"landlock port {port}")
 
 
 def _allow(ruleset_fd: int, path: str, access: int) -> None:
@@ -73,7 +68,7 @@ def _allow(ruleset_fd: int, path: str, access: int) -> None:
         added = _libc.syscall(
             ctypes.c_long(_ADD), ctypes.c_long(ruleset_fd), ctypes.c_long(_PATH), rule, ctypes.c_long(0)
         )
-        _check(added, f"landlock {path}")
+        syscalls.check(added, f"landlock {path}")
     finally:
         os.close(parent)
 
@@ -81,4 +76,4 @@ def _allow(ruleset_fd: int, path: str, access: int) -> None:
 def restrict(ruleset_fd: int) -> None:
     """This process and its children, for ever. Needs no_new_privs."""
     done = _libc.syscall(ctypes.c_long(_RESTRICT), ctypes.c_long(ruleset_fd), ctypes.c_long(0))
-    _check(done, "landlock_restrict_self")
+    syscalls.check(done, "landlock_restrict_self")

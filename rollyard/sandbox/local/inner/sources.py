@@ -45,7 +45,7 @@ class HeldMount:
         return [*self.mounts, *(mount.fd for mount in self.below)]
 
     def message(self) -> Plan:
-        """What goes beside the descriptors to whoever puts them together."""
+        """What goes beside the descriptors to the process that mounts them."""
         below = [(mount.target, mount.late, mount.writable) for mount in self.below]
         return {"bound": self.bound, "below": below, "hidden": self.hidden}
 

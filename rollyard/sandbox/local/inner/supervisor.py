@@ -1,4 +1,4 @@
-"""PID 1 of a sandbox: answers its owner (and whoever attached), starts keepers, reaps, and ends everything in time.
+"""PID 1 of a sandbox: answers its owner (and processes that attached), starts keepers, reaps, and ends everything in time.
 
 It is a fork of the zygote and holds nothing worth reading. When the owner's socket closes it exits, and the kernel kills
 all that is left in the namespace: there is no other mechanism to trust. One thread, one poll loop, no blocking call but

@@ -54,7 +54,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _held = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter lock, as a fork must
 
 
-def _check(result: int, what: str) -> int:
+def check(result: int, what: str) -> int:
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), what)
@@ -63,7 +63,7 @@ def _check(result: int, what: str) -> int:
 
 def _call(number: int, *args: Any, what: str) -> int:
     longs = [ctypes.c_long(a) if isinstance(a, int) else a for a in args]
-    return _check(_libc.syscall(ctypes.c_long(number), *longs), what)
+    return check(_libc.syscall(ctypes.c_long(number), *longs), what)
 
 
 def clone(flags: int) -> int:
@@ -86,11 +86,11 @@ def clone(flags: int) -> int:
 
 
 def unshare(flags: int) -> None:
-    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+    check(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def setns(fd: int) -> None:
-    _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(0)), "setns")
+    check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(0)), "setns")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int = 0, options: str | None = None) -> None:
@@ -101,11 +101,11 @@ def mount(source: str, target: str, kind: str | None, flags: int = 0, options: s
         ctypes.c_ulong(flags),
         os.fsencode(options) if options else None,
     )
-    _check(result, f"mount {kind or 'bind'} at {target}")
+    check(result, f"mount {kind or 'bind'} at {target}")
 
 
 def umount(target: str, flags: int = MNT_DETACH) -> None:
-    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(flags)), f"umount {target}")
+    check(_libc.umount2(os.fsencode(target), ctypes.c_int(flags)), f"umount {target}")
 
 
 def pivot_root(new: str, old: str) -> None:
@@ -131,7 +131,7 @@ def remove_ipc(kind: str, number: int) -> None:
 
 def sethostname(name: str) -> None:
     raw = name.encode()
-    _check(_libc.sethostname(raw, ctypes.c_size_t(len(raw))), "sethostname")
+    check(_libc.sethostname(raw, ctypes.c_size_t(len(raw))), "sethostname")
 
 
 def bring_loopback_up() -> None:
@@ -155,7 +155,7 @@ def load_module(path: str) -> None:
 def prctl(option: int, value: int | ctypes.Array[ctypes.c_char] = 0, pointer: Any = None) -> int:
     second = ctypes.c_ulong(value) if isinstance(value, int) else value
     zero = ctypes.c_ulong(0)
-    return _check(_libc.prctl(ctypes.c_int(option), second, pointer or zero, zero, zero), f"prctl {option}")
+    return check(_libc.prctl(ctypes.c_int(option), second, pointer or zero, zero, zero), f"prctl {option}")
 
 
 def open_tree(path: str, *, recursive: bool = False) -> int:
@@ -209,7 +209,7 @@ def set_capabilities(keep: frozenset[int], last: int) -> None:
     mask = sum(1 << number for number in keep)
     words = (ctypes.c_uint32 * 6)(mask & 0xFFFFFFFF, mask & 0xFFFFFFFF, 0, mask >> 32, mask >> 32, 0)
     header = _CapHeader(0x20080522, 0)
-    _check(_libc.capset(ctypes.byref(header), ctypes.byref(words)), "capset")
+    check(_libc.capset(ctypes.byref(header), ctypes.byref(words)), "capset")
 
 
 def hide_arguments(name: str) -> None:

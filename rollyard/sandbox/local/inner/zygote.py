@@ -229,7 +229,7 @@ class Zygote:
             message = self._hold(plan, held)
             for group, limits in zip(blank.groups, plan["limits"], strict=True):
                 for name, value in limits.items():
-                    _write(f"{group}/{name}", value)
+                    idmap.write_text(f"{group}/{name}", value)
             protocol.send(blank.channel, {**plan, "held": message}, [*request.fds, *held.fds])
             pidfd = os.pidfd_open(blank.pid)
             self._answer(number, {"ok": {"pid": blank.pid, "shifted": held.shifted, "cgroups": blank.groups}}, (pidfd,))
@@ -306,16 +306,6 @@ def _clone_beside(joined: list[int], become: Callable[[], NoReturn]) -> int:
     if pid < 0:
         raise OSError(-pid, os.strerror(-pid), step or "a sandbox beside another one")
     return pid
-
-
-def _write(path: str, value: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, value.encode())
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from None
-    finally:
-        os.close(fd)
 
 
 def main() -> NoReturn:
