@@ -13,7 +13,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -40,13 +40,6 @@ _portal = _Loop()
 _CLEANUP_S = 60.0
 
 
-async def _await(value: Awaitable[T], over: threading.Event) -> T:
-    try:
-        return await value
-    finally:
-        over.set()
-
-
 def submit(value: Awaitable[T]) -> Future[T]:
     """Start an awaitable on the background loop."""
 
@@ -56,16 +49,55 @@ def submit(value: Awaitable[T]) -> Future[T]:
     return asyncio.run_coroutine_threadsafe(awaited(), _portal.get())
 
 
+class _Wait(Generic[T]):
+    """One awaitable on the background loop and the thread that waits for it.
+
+    Ctrl-C may interrupt the waiting thread at any line, also while it hands the work over. So `begin` and `cancel` both run on
+    the loop, in the order in which they were sent: when `cancel` finds no task, none will ever begin.
+    """
+
+    def __init__(self, value: Awaitable[T], loop: asyncio.AbstractEventLoop) -> None:
+        self._value = value
+        self._loop = loop
+        self._task: asyncio.Task[T] | None = None
+        self._result: Future[T] = Future()
+        self._over = threading.Event()
+
+    def wait(self) -> T:
+        try:
+            self._loop.call_soon_threadsafe(self._begin)
+            return self._result.result()
+        except KeyboardInterrupt:
+            self._loop.call_soon_threadsafe(self._cancel)
+            self._over.wait(_CLEANUP_S)
+            raise
+
+    def _begin(self) -> None:
+        async def awaited() -> T:
+            return await self._value
+
+        self._task = self._loop.create_task(awaited())
+        self._task.add_done_callback(self._end)
+
+    def _cancel(self) -> None:
+        if self._task is None:
+            self._over.set()
+        else:
+            self._task.cancel()
+
+    def _end(self, task: asyncio.Task[T]) -> None:
+        self._over.set()
+        if task.cancelled():
+            self._result.cancel()
+        elif (error := task.exception()) is not None:
+            self._result.set_exception(error)
+        else:
+            self._result.set_result(task.result())
+
+
 def wait(value: Awaitable[T]) -> T:
     """Wait for an awaitable on the background loop. Ctrl-C cancels it and waits for its clean-up, a minute at most."""
-    over = threading.Event()
-    future = asyncio.run_coroutine_threadsafe(_await(value, over), _portal.get())
-    try:
-        return future.result()
-    except KeyboardInterrupt:
-        future.cancel()
-        over.wait(_CLEANUP_S)
-        raise
+    return _Wait(value, _portal.get()).wait()
 
 
 class Blocking:
@@ -110,7 +142,7 @@ class Blocking:
 
 
 def wrap(value: Any) -> Any:
-    """Values with async faces are wrapped; plain data comes back as it is."""
+    """Values with async methods are wrapped; plain data comes back as it is."""
     kind = type(value)
     has_async = any(
         inspect.iscoroutinefunction(member) or inspect.isasyncgenfunction(member)

@@ -161,7 +161,7 @@ async def _find_parent(store: Store, target: str, task: Task | None) -> tuple[Ro
         raise ConfigError(f"rollout {target} is not under way: the store has its task", hint="leave task out")
     kind, found = await store.resolve(target)
     if kind != "rollout":
-        raise ConfigError(f"{target!r} is a run; one rollout is branched", hint=f"rollyard list {target} shows them")
+        raise ConfigError(f"{target!r} is a run; name one rollout of it", hint=f"rollyard list {target} shows them")
     parent = await store.get_rollout(found)
     if not parent.captured.records:
         why = "mode 'black_box' records no content" if parent.mode == "black_box" else "its agent asked for nothing"

@@ -69,9 +69,9 @@ SDKS = {
     "tui": "textual",
     "report": "matplotlib",
 }
-_FILES = "; the gate by a relay over a pair of files, since programs there have no stdin"
+_FILES = "; agents reach the gate through a relay over a pair of files"
 GATE = {
-    "e2b": "; the gate by a relay over a program's stdin and stdout",
+    "e2b": "; agents reach the gate through a relay over a program's stdin and stdout",
     "hf": _FILES,
     "daytona": _FILES,
     "prime": _FILES,
@@ -136,7 +136,7 @@ def _user_namespaces() -> DoctorFinding:
 def _overlay() -> DoctorFinding:
     known = "\toverlay\n" in Path("/proc/filesystems").read_text()
     return DoctorFinding(
-        group="kernel", name="overlayfs", state="ok" if known else "bad", found="known" if known else "not known to the kernel",
+        group="kernel", name="overlayfs", state="ok" if known else "bad", found="available" if known else "not in this kernel",
         advice="" if known else "modprobe overlay",
     )  # fmt: skip
 
@@ -155,7 +155,7 @@ def _landlock() -> DoctorFinding:
 def _seccomp() -> DoctorFinding:
     known = "Seccomp_filters" in Path("/proc/self/status").read_text() or Path("/proc/sys/kernel/seccomp").is_dir()
     return DoctorFinding(
-        group="kernel", name="seccomp filters", state="ok" if known else "bad", found="known" if known else "absent",
+        group="kernel", name="seccomp filters", state="ok" if known else "bad", found="available" if known else "not there",
         advice="" if known else "a kernel with CONFIG_SECCOMP_FILTER",
     )  # fmt: skip
 
@@ -230,7 +230,7 @@ async def _open_local() -> DoctorFinding:
     except (Error, OSError, TimeoutError) as error:
         advice = getattr(error, "hint", None) or "the rows above say what the kernel refused"
         return DoctorFinding(group="sandbox", name="local", state="bad", found=f"does not open: {error}", advice=advice)
-    gate = "the gate by a listener made in it" if listens else "no way to the gate but gate_url="
+    gate = "agents reach the gate at a port inside" if listens else "agents reach the gate by gate_url= alone"
     timing = f"open {(opened - started) * 1000:.0f} ms, exec {(ran - opened) * 1000:.0f} ms; {gate}"
     if code != 0:
         advice = "a program that must succeed did not: run `rollyard check sandbox local`"
@@ -263,12 +263,15 @@ def _engine(name: str) -> DoctorFinding:
     if answering:
         route = "netns" if netns.may_enter() else "socket"
         return DoctorFinding(
-            group="engines", name=name, state="ok", found=f"answers at {answering}; the gate by route {route}"
+            group="engines",
+            name=name,
+            state="ok",
+            found=f"answers at {answering}; agents reach the gate by route {route}",
         )
     advice = (
         f"start it ({'dockerd' if name == 'docker' else 'podman system service'}), or set {variable}"
         if program
-        else f"only the docker backend needs it: install {name}"
+        else f"only the {name} backend needs it: install {name}"
     )
     return DoctorFinding(
         group="engines", name=name, state="absent", found="client only" if program else "not installed", advice=advice

@@ -130,5 +130,7 @@ def key_of(options: EnvOptions) -> str | None:
     if options.key_file is not None:
         return read_or_make_key(options.key_file)
     if options.host not in LOOPBACK:
-        raise ConfigError(f"{options.host} is not loopback: anybody could step", hint="pass --key-file")
+        raise ConfigError(
+            f"{options.host} is not loopback: any machine that reaches it could step", hint="pass --key-file"
+        )
     return None

@@ -36,7 +36,7 @@ from rollyard.store import Store
 from rollyard.store.writer_process import serve_writes
 
 # calls leave no cycles behind, and what they leave in the graph stays: looking at it every 700 objects costs a sixth of a call
-GC_THRESHOLDS = (20_000, 50, 20)
+GC_THRESHOLDS = (50_000, 50, 20)
 
 
 class GateOptions(msgspec.Struct, frozen=True, kw_only=True):

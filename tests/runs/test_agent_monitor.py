@@ -58,3 +58,19 @@ async def test_a_sandbox_is_not_asked_for_its_cpu_while_a_call_is_in_flight():
             calls.in_flight = 0  # from here on it may be parked
             await job.over.wait()
     assert looks[:3] == [0, 0, 0] and job.asked == 2
+
+
+async def test_a_sandbox_is_not_asked_for_its_cpu_soon_after_a_sign_of_life():
+    job, looks, third = WaitingJob(), [], anyio.Event()
+
+    def find_end():
+        looks.append(job.asked)
+        if len(looks) == 4:
+            third.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(AgentMonitor(job, Lines(), None, 3600.0, None, find_end=find_end).wait)
+        with anyio.fail_after(60):
+            await third.wait()
+        job.over.set()
+    assert looks == [0, 0, 0, 0]

@@ -103,7 +103,7 @@ async def test_what_cannot_be_branched_at_is_said_by_name_before_anything_opens(
         parent = await one_parent(store, backend, script("wrong"))
         with pytest.raises(ConfigError, match="no call begins with '9'"):
             await ry.branch(parent, at=9, policy=script("right"), store=store)
-        with pytest.raises(ConfigError, match="is a run; one rollout is branched"):
+        with pytest.raises(ConfigError, match="is a run; name one rollout of it"):
             await ry.branch(parent.run_id, at=2, policy=script("right"), store=store)
         with pytest.raises(ConfigError, match="no policy is named to go on with"):
             await ry.branch(parent, at=2, store=store)

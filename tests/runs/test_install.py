@@ -94,12 +94,12 @@ async def test_a_late_step_names_the_steps_own_time(backend):
     assert done.failure.message.startswith("wait ran past the step's agent_timeout_s (3 s)")
 
 
-@pytest.mark.parametrize(("own", "said"), [(None, "limits.verify (2 s)"), (2.5, "the verifier's timeout_s (2.5 s)")])
+@pytest.mark.parametrize(("own", "said"), [(None, "limits.verify (6 s)"), (6.5, "the verifier's timeout_s (6.5 s)")])
 async def test_commands_that_a_verifier_ran_are_kept_when_it_runs_out_of_time(backend, own, said):
     commands = {"commands": ["cat out.txt", "echo judged; exit 3", "sleep 60"]}
     task = Task(id="t", instruction="x", verifier=VerifierSpec(kind="commands", options=commands, timeout_s=own))
     done = await ry.run_rollout(
-        task, agent="shell-agent", policy=ry.policy.scripted(HELLO), sandbox=backend, limits=ry.Limits(verify=2)
+        task, agent="shell-agent", policy=ry.policy.scripted(HELLO), sandbox=backend, limits=ry.Limits(verify=6)
     )
     assert (done.failure.stage, done.reward) == ("verify", None)
     assert done.failure.message.startswith(f"verify ran past {said}")

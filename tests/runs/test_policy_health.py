@@ -18,7 +18,7 @@ from rollyard.core.failure_groups import FailureGroup, alike, group_failures
 from rollyard.core.rollout import Failure, Rollout
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.policy.renderers.bytelevel import END
-from rollyard.runs.run.policy_health import PolicyHealth
+from rollyard.runs.run.policy_health import AWAY_S, PolicyHealth
 from rollyard.store.listing import show
 from tests.runs.conftest import CHECK
 
@@ -231,11 +231,20 @@ def failed(message: str, status: int | None = None) -> Rollout:
 
 def test_rollouts_in_flight_when_a_server_goes_away_are_one_failure_of_it():
     health = PolicyHealth(2)
-    assert not any(health.note("p", failed("no answer"), began=0.0, now=1.0 + n) for n in range(50))
-    assert health.note("p", failed("no answer"), began=60.0, now=61.0) and health.stopped == {"p": "no answer"}
+    assert not any(health.note("p", failed("no answer"), began=0.0, now=AWAY_S + 1.0 + n) for n in range(50))
+    assert health.note("p", failed("no answer"), began=900.0, now=901.0) and health.stopped == {"p": "no answer"}
     refused = PolicyHealth(2)
     assert not refused.note("p", failed("bad key (request 17)", 401), began=0.0, now=1.0)
     assert refused.note("p", failed("bad key (request 18)", 401), began=0.0, now=2.0)
+
+
+def test_a_server_that_is_away_is_waited_for_and_asked_more_and_more_rarely():
+    health, now, pauses = PolicyHealth(2), 0.0, []
+    while not health.note("p", failed("answered 503"), began=now, now=now + 0.5):
+        pauses.append(health.pause_s("p"))
+        now += pauses[-1] + 1.0
+        assert now < 2 * AWAY_S
+    assert pauses[:8] == [1, 2, 4, 8, 16, 32, 60, 60] and now >= AWAY_S
 
 
 def test_an_answer_or_another_failure_ends_a_row_and_zero_never_stops():

@@ -103,6 +103,31 @@ async def test_a_worker_that_cannot_work_says_why(tmp_path):
                 assert [r async for r in run] == []
 
 
+def test_a_run_whose_workers_all_die_at_once_says_so_and_how_to_go_on(tmp_path):
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "sitecustomize.py").write_text(
+        "import os, sys\nif 'rollyard.runs.run.process_worker' in sys.orig_argv:\n    os._exit(7)\n"
+    )
+    (tmp_path / "script.yaml").write_text(law.HELLO)
+    (tmp_path / "tasks.jsonl").write_text('{"id": "t0", "instruction": "x"}\n{"id": "t1", "instruction": "x"}\n')
+    asked = ["run", "tasks.jsonl", "--agent", "shell-agent", "--policy", "scripted:script.yaml", "--display", "none"]
+    done = rollyard(tmp_path, *asked, "--workers", "2", "--store", "runs.db", PYTHONPATH=str(broken))
+    assert done.returncode == 3
+    why, command = done.stderr[done.stderr.index("rollyard: each of 2 workers ended") :].rstrip().splitlines()
+    assert why.endswith("it said nothing. 0 of 2 attempts are done, 2 are owed. Go on with:")
+    name, *words = command.split()
+    assert (name, words[:2]) == ("rollyard", ["run", "--resume"])
+    assert rollyard(tmp_path, *words, "--display", "none").returncode == 0
+
+
+def rollyard(place, *words, **env):
+    command = [str(Path(sys.executable).with_name("rollyard")), *words]
+    return subprocess.run(
+        command, cwd=place, env={**os.environ, **env}, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
 async def test_what_processes_cannot_do_is_refused_by_name(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store:
         with pytest.raises(ConfigError, match="9 workers for 4 rollouts at a time"):

@@ -23,7 +23,7 @@ ray = pytest.importorskip("ray", reason="the package ray is not installed (pip i
 @pytest.fixture(scope="module")
 def cluster():
     """A cluster of one node on the loopback, gone afterwards."""
-    from rollyard.testing.ray_cluster import RayCluster
+    from tests.servers.ray_cluster import RayCluster
 
     with RayCluster(nodes=1) as made:
         yield made

@@ -18,8 +18,8 @@ ray = pytest.importorskip("ray", reason="the package ray is not installed (pip i
 
 @pytest.mark.slow
 async def test_a_run_gets_the_nodes_it_asks_for_and_gives_them_back(tmp_path):
-    from rollyard.testing.postgres import PostgresServer
-    from rollyard.testing.ray_cluster import RayCluster
+    from tests.servers.postgres import PostgresServer
+    from tests.servers.ray_cluster import RayCluster
 
     (tmp_path / "script.yaml").write_text("steps:\n  - shell: sleep 4; echo hello > out.txt\n  - text: done\n")
     config = RunConfig(policies={"policy": f"scripted:{tmp_path}/script.yaml"}, parallel=4)

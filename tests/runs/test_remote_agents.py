@@ -70,7 +70,7 @@ def one_task(tmp_path):
 async def test_remote_tasks_run_on_ray_and_are_exported(server, tmp_path):
     """Workers elsewhere make the instances with the variables of their own environment."""
     pytest.importorskip("ray", reason="the package ray is not installed (pip install 'rollyard[ray]')")
-    from rollyard.testing.ray_cluster import RayCluster
+    from tests.servers.ray_cluster import RayCluster
 
     source = one_task(tmp_path)
     config = RunConfig(policies={"policy": f"scripted:{tmp_path}/script.yaml"})

@@ -77,6 +77,19 @@ async def test_leaving_early_cancels_cleanly_and_the_rest_stays_owed(tmp_path, b
         assert await store.progress(run.id) == {"owed": 4}
 
 
+async def test_a_caller_that_reads_slower_than_a_lease_lasts_is_given_every_rollout(tmp_path, backend):
+    async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(ry.policy.scripted(HELLO), log=store) as gate:
+        given = []
+        async with ry.Run(
+            tasks(6), agent="shell-agent", parallel=2, lease_s=1, sandbox=backend, gate=gate, store=store
+        ) as run:
+            async for rollout in run:
+                given.append(rollout.task.id)
+                await anyio.sleep(1.5)
+        assert sorted(given) == [f"t{n}" for n in range(6)]
+        assert await store.progress(run.id) == {"done": 6}
+
+
 async def test_a_run_without_tasks_is_refused(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(ry.policy.scripted(HELLO)) as gate:
         with pytest.raises(ConfigError, match="no task matches"):

@@ -191,6 +191,39 @@ async def test_the_memory_of_a_sandbox_goes_to_swap_and_its_programs_go_on(backe
 
 @pytest.mark.slow
 @needs_swap
+async def test_what_a_program_used_since_it_woke_is_there_before_it_goes_on_and_nothing_else(backend):
+    """It holds 60 MB and uses 20 of them each time: those come back with `wake`, the other 40 stay where they are."""
+    hold = "import mmap, os\nx = mmap.mmap(-1, 60 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+    hold += "for at in range(0, 60 << 20, 4096): x[at:at + 1024] = os.urandom(1024)\n"
+    hold += "print('ready', flush=True)\n"
+    hold += "while input(): print('used', sum(x[at] for at in range(0, 20 << 20, 4096)), flush=True)"
+    async with backend.open(ry.SandboxSpec()) as box:
+        job = await box.start(["python3", "-c", hold], stdin=True)
+        lines = job.stream()
+
+        async def use(word: bytes = b"used") -> None:
+            await job.write(b"go\n")
+            while word not in (await anext(lines))[1]:
+                pass
+
+        async def sleep_and_wake() -> float:
+            """MB that came back by waking."""
+            await box.put_to_sleep(freeze=True)
+            before = (await backend.memory()).swapped[box.id]
+            assert before > 50 << 20
+            await box.wake()
+            await anyio.sleep(0.5)
+            return (before - (await backend.memory()).swapped[box.id]) / 2**20
+
+        await use(b"ready")
+        assert await sleep_and_wake() < 10  # all that was ever allocated is no guide
+        await use()
+        assert 19 < await sleep_and_wake() < 35
+        await use()
+
+
+@pytest.mark.slow
+@needs_swap
 @pytest.mark.parametrize("agent", ["shell-agent", "pi", "claude-code"])
 async def test_an_agent_that_slept_does_its_task(tmp_path, backend, agent):
     policy = ry.policy.scripted(

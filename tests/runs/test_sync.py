@@ -47,3 +47,35 @@ def test_ctrl_c_waits_until_what_was_begun_is_cleaned_up():
         assert child.stdout.readline() == "begun\n"
         child.send_signal(signal.SIGINT)
         assert child.stdout.read() == "cleaned\ninterrupted\n"
+
+
+def test_ctrl_c_while_work_is_handed_over_waits_for_its_clean_up_too():
+    program = """
+        import asyncio, signal, threading
+        from rollyard import sync
+        begun = threading.Event()
+        async def work():
+            try:
+                begun.set()
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0.1)
+                print("cleaned", flush=True)
+        async def running_loop():
+            return asyncio.get_running_loop()
+        loop = sync.wait(running_loop())
+        hand_over = loop.call_soon_threadsafe
+        def hand_over_with_ctrl_c(*arguments, **options):
+            handle = hand_over(*arguments, **options)
+            if not begun.is_set():
+                begun.wait(30)
+                signal.raise_signal(signal.SIGINT)
+            return handle
+        loop.call_soon_threadsafe = hand_over_with_ctrl_c
+        try:
+            sync.wait(work())
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "cleaned\ninterrupted\n", done.stderr[-2000:]

@@ -11,8 +11,8 @@ import rollyard as ry
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.store.check import check_run
-from rollyard.testing.smollm import llama_server, weights
 from tests.runs.test_branch import rollyard
+from tests.servers.smollm import llama_server, weights
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, NamedTuple, Self
 
 from rollyard.core.events import STARTED, Event
@@ -54,9 +53,7 @@ class LiveDisplay(Silent):
         self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from rollyard.core.errors import ConfigError, MissingExtra, UnknownName
@@ -103,12 +102,10 @@ class LoggedDisplay:
         self._stack.enter_context(self._shown)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for name in list(self._open):
             self._try(name, lambda logger: logger.close())
-        self._stack.__exit__(kind, error, trace)
+        self._stack.close()
 
     def begin(self, run_id: str, owed: int, done: int) -> None:
         """A logger that cannot be opened ends the run before it has begun: nothing asked for is left out in silence."""

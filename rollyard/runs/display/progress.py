@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 import msgspec
@@ -29,9 +28,7 @@ class Display(Protocol):
     run_id: str
 
     def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
     def begin(self, run_id: str, owed: int, done: int) -> None: ...
     async def event(self, event: Event) -> None: ...
     def rollout(self, rollout: Rollout) -> None: ...
@@ -93,9 +90,7 @@ class Silent:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         return None
 
     def begin(self, run_id: str, owed: int, done: int) -> None:

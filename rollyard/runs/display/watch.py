@@ -79,7 +79,7 @@ async def _choose(store: Store, run: str | None) -> str:
     if run is not None:
         kind, found = await store.resolve(run)
         if kind != "run":
-            raise ConfigError(f"{run!r} is a rollout; watch takes a run")
+            raise ConfigError(f"{run!r} is a rollout; watch takes a run", hint="`rollyard show ID` shows a rollout")
         return found
     newest = await store.list_runs(limit=1)
     if not newest:

@@ -33,7 +33,10 @@ async def compare(store: Store, first: str, second: str) -> Comparison:
     before, after = await _attempts(store, first), await _attempts(store, second)
     paired = compare_pairs(_rewards(before), _rewards(after))
     if not paired.tasks:
-        raise ConfigError(f"{first} and {second} share no task with a score")
+        raise ConfigError(
+            f"{first} and {second} share no task with a score",
+            hint="compare runs of the same tasks; `rollyard list RUN` shows them",
+        )
     pairs = {task: _telling_pair(before[task], after[task]) for task, _, _ in paired.means}
     return Comparison(paired=paired, pairs=pairs)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,8 @@ _INK = ["#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#f0e4
 
 
 async def write_report(store: Store, report: Report, folder: Path, *, html: str) -> list[Path]:
-    """`report.json`, `report.txt`, `report.html` (which the page makes) and each plot as SVG and PNG."""
+    """`report.json`, `report.txt`, `report.html` (which the page makes) and each plot as SVG and PNG. Without matplotlib there
+    are no plots."""
     grid = await _grid(store, report.run_id)
     return await anyio.to_thread.run_sync(_write, report, grid, folder, html)
 
@@ -63,11 +65,12 @@ def _write(report: Report, grid: Grid, folder: Path, html: str) -> list[Path]:
 
     put("report.json", msgspec.json.format(msgspec.json.encode(report), indent=2))
     put("report.txt", str(report).encode())
-    for name, draw in _PLOTS.items():
-        svg, png = _picture(draw, report, grid)
-        put(f"{name}.svg", svg)
-        put(f"{name}.png", png)
     put("report.html", html.encode())
+    with suppress(MissingExtra):
+        for name, draw in _PLOTS.items():
+            svg, png = _picture(draw, report, grid)
+            put(f"{name}.svg", svg)
+            put(f"{name}.png", png)
     return written
 
 

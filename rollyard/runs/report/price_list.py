@@ -38,7 +38,7 @@ def own_prices() -> Path:
     """`$ROLLYARD_PRICES`, else `rollyard/prices.toml` in the user's folder of settings."""
     if chosen := os.environ.get(VARIABLE):
         if not Path(chosen).is_file():
-            raise ConfigError(f"{VARIABLE} names {chosen}, which is no file")
+            raise ConfigError(f"{VARIABLE} names {chosen}, which is not a file", hint=f"create it, or unset {VARIABLE}")
         return Path(chosen)
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "rollyard" / "prices.toml"

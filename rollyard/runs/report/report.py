@@ -75,7 +75,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     statuses: dict[str, int]
     groups: Groups
     currency: str = ""  # of every cost, as the run names it
-    owed: int = 0  # attempts that nobody has done yet
+    owed: int = 0  # attempts that are still to be run
     failure_groups: tuple[FailureGroup, ...] = ()  # the failures by what they say, the most frequent first
     stopped: dict[str, str] = {}  # policies that were asked no more -> what their servers said
     branch: str | None = None  # ROLLOUT@CALL that all its rollouts branch off
@@ -303,7 +303,9 @@ def text(report: Report, width: int = 240) -> str:
         console.print(f"median seconds by stage: {parts}")
     if report.groups.groups:
         found = report.groups
-        console.print(f"groups: {found.groups}, without variance {found.zero_variance} (all solved {found.all_solved})")
+        console.print(
+            f"groups of attempts: {found.groups}, {found.zero_variance} with equal rewards ({found.all_solved} all solved)"
+        )
     for boundary, causes in report.failures.items():
         listing = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items()))
         console.print(f"failed at {boundary}: {listing}")

@@ -58,7 +58,7 @@ def explain(rollout: Rollout) -> Explanation:
 def _cause(rollout: Rollout) -> tuple[str, str]:
     failure, verdict = rollout.failure, rollout.verdict
     if failure is not None:
-        return _failed(failure), failure.hint or _remedy(rollout, failure.cause, failure.boundary)
+        return _explain_failure(failure), failure.hint or _remedy(rollout, failure.cause, failure.boundary)
     if rollout.status == "budget":
         more = f"`rollyard continue {rollout.id}` goes on from there; a new run is given more with --max-calls"
         return f"it ran out of its budget: {rollout.stop_reason}", more
@@ -69,8 +69,8 @@ def _cause(rollout: Rollout) -> tuple[str, str]:
             rollout, "VerifierError", "verifier"
         )
     if verdict.reward >= 1:
-        return "the verifier was content" + _because(rollout), "nothing to do"
-    return _judged(rollout, verdict), _advice(rollout)
+        return "the verifier passed it" + _because(rollout), "nothing to do"
+    return _explain_verdict(rollout, verdict), _advice(rollout)
 
 
 def _remedy(rollout: Rollout, cause: str, boundary: Boundary) -> str:
@@ -78,12 +78,12 @@ def _remedy(rollout: Rollout, cause: str, boundary: Boundary) -> str:
     return said.format(id=rollout.id, run=rollout.run_id or "RUN", sandbox=rollout.sandbox)
 
 
-def _failed(failure: Failure) -> str:
+def _explain_failure(failure: Failure) -> str:
     said = " ".join(failure.message.split())
     return f"{failure.cause} in {failure.stage}, at the {failure.boundary}: {said}"
 
 
-def _judged(rollout: Rollout, verdict: Verdict) -> str:
+def _explain_verdict(rollout: Rollout, verdict: Verdict) -> str:
     missed = [name for name, passed in verdict.checks.items() if not passed]
     if missed:
         said = f"{len(missed)} of {len(verdict.checks)} checks failed: {', '.join(missed[:5])}"
@@ -111,6 +111,8 @@ def _advice(rollout: Rollout) -> str:
         return "the agent never asked the model: " + _remedy(rollout, "AgentError", "agent")
     if rollout.stop_reason:
         return "it was cut off: more room (--max-calls, --max-tokens, --agent-s), or a model with a longer context"
+    if rollout.agent == "nop":
+        return "nothing to do: nop leaves the task as it is, which must fail"
     return (
         f"`rollyard show {rollout.id} --part messages` is the transcript; `rollyard view` shows it beside the verdict"
     )

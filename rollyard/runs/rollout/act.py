@@ -84,6 +84,7 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
     session, own_s = acted.prepared.opened.session, acted.turn.own_limit_s
     limit_s = own_s if own_s is not None else limits.agent
     limit_name = "the step's agent_timeout_s" if own_s is not None else None
+    alive = True
     max_staleness = context.plan.options.max_staleness if context.plan.options.when_stale == "cancel" else None
 
     def is_stale() -> bool:
@@ -103,6 +104,7 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
                 seen = tuple(monitor.events)
                 record.note_ending(Ending(how="exited", exit_code=None, events=seen))
                 raise
+            alive = False
             record.note_ending(ending)
             if session is not None and is_stale():
                 raise RolloutStale(
@@ -124,7 +126,7 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
                 raise StageFailed("wait", "gate", off) from failed
             if (stopped := model_outage.find_stop_reason(session)) is not None:
                 record.note(stop_reason=stopped)
-        raise WaitFailed(failed, acted) from failed
+        raise WaitFailed(failed, acted._replace(alive=alive)) from failed
     finally:
         record.note_log()
         if session is not None:

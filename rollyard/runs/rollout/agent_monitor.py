@@ -14,6 +14,7 @@ import anyio
 import msgspec
 
 from rollyard.agents import ActivitySample, Watchdog
+from rollyard.core.errors import SandboxInterrupted
 from rollyard.core.events import AgentEvent
 from rollyard.core.protocols import Job
 from rollyard.core.sandbox import Exit
@@ -23,6 +24,8 @@ from rollyard.runs.rollout.stages import Stages
 
 LINGER_S = 3.0
 TICK_S = 0.5
+_FRESH = 0.05  # of the idle limit: so long after a sign of life nobody asks whether the agent is parked
+_REST = 20  # times as long as its sandbox took to answer, an agent is left alone: thousands may be asked on one machine
 
 
 EndedHow = Literal["exited", "lingered", "parked", "stale", "diverged"]
@@ -109,20 +112,30 @@ class AgentMonitor:
 
     async def _guard(self) -> None:
         dog = Watchdog(idle_s=self._idle_s, linger_s=LINGER_S)
+        pause = TICK_S
         while True:
-            await anyio.sleep(TICK_S)
+            await anyio.sleep(pause)
             if (how := self._find_end()) is not None:
                 await self._end(how)
                 return
             in_flight = self._activity.in_flight if self._activity else 0
             last_call = self._activity.last_activity if self._activity else 0.0
+            asked_at = time.monotonic()
+            fresh = asked_at - max(self._last_output, last_call) < _FRESH * self._idle_s
+            try:
+                # with a call in flight it cannot be parked; asking would wake every sandbox twice a second for nothing
+                cpu_s = None if in_flight or fresh else await self._job.cpu_s()
+            except SandboxInterrupted:  # a machine that is too busy to answer says nothing about the agent
+                continue
+            finally:  # and is asked more rarely
+                pause = max(TICK_S, min(_REST * (time.monotonic() - asked_at), self._idle_s / 4))
             sample = ActivitySample(
                 at=time.monotonic(),
                 in_flight=in_flight,
                 last_output_at=self._last_output,
                 last_call_at=last_call,
-                # with a call in flight it cannot be parked; asking would wake every sandbox twice a second for nothing
-                cpu_s=None if in_flight else await self._job.cpu_s(),
+                cpu_s=cpu_s,
+                looked=not fresh,
                 done_at=self._done_at,
             )
             state = dog.see(sample)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+import math
+import time
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 
+import anyio
 import msgspec
 
 from rollyard import agents
 from rollyard.core.errors import SandboxError
+from rollyard.core.limits import TTL_MARGIN_S
 from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import CommandRecord, Verdict
 from rollyard.core.sandbox import SandboxSpec
@@ -22,18 +26,47 @@ from rollyard.runs.rollout.stages import StageFailed
 from rollyard.tasks.verifiers.sandbox import LOGS
 from rollyard.trajectory.samples import merge_counts
 
+_EXTEND_S = 5.0  # at least, from one extension of a sandbox's time to the next
+
 
 async def conclude(context: RolloutContext, acted: Acted) -> Verdict | None:
-    """One turn of the agent, from its end to its verdict. Only the last turn's files are collected."""
-    hooks = await _stop(context, acted)
-    if acted.turn.last:
-        await _collect(context, acted)
-        await hold(context, "ended", acted.prepared.opened.sandbox)
-    return await _verify(context, acted, hooks)
+    """One turn of the agent, from its end to its verdict. Only the last turn's files are collected. An agent that ended by
+    itself waits until the machine is ready for it, with a dead key; one that may still live is stopped before it waits."""
+    async with AsyncExitStack() as place:
+        if not acted.alive:
+            await _take_place(context, acted, place)
+        hooks = await _stop(context, acted)
+        if acted.alive:
+            await _take_place(context, acted, place)
+        if acted.turn.last:
+            await _collect(context, acted)
+            await hold(context, "ended", acted.prepared.opened.sandbox)
+        return await _verify(context, acted, hooks)
+
+
+async def _take_place(context: RolloutContext, acted: Acted, place: AsyncExitStack) -> None:
+    opened, session = acted.prepared.opened, acted.prepared.opened.session
+    async with context.stages.pause():
+        if session is not None and not acted.alive:  # what it left running asks the model for nothing meanwhile
+            await session.lock()
+        async with anyio.create_task_group() as group:
+            for sandbox in (opened.sandbox, *(service.sandbox for service in opened.services)):
+                group.start_soon(_keep_open, context, sandbox, opened.spec.ttl_s)
+            await place.enter_async_context(context.ending)
+            group.cancel_scope.cancel()
+
+
+async def _keep_open(context: RolloutContext, sandbox: Sandbox, ttl_s: float) -> None:
+    """What waits for its place is not closed meanwhile: before less is left than judging may take, its time begins anew."""
+    needed_s = 2 * context.limits.setup + context.limits.verify + TTL_MARGIN_S
+    while sandbox.capabilities.extend and sandbox.info.expires_at is not None:
+        await anyio.sleep(max(_EXTEND_S, sandbox.info.expires_at - time.time() - needed_s))
+        with suppress(SandboxError):  # it is asked again
+            await sandbox.extend(min(max(ttl_s, 2 * needed_s), sandbox.capabilities.max_ttl_s or math.inf))
 
 
 async def _stop(context: RolloutContext, acted: Acted) -> tuple[CommandRecord, ...]:
-    """Every process of the agent is dead and its key is worth nothing before anybody judges. Gives what the task's own hooks
+    """Every process of the agent is dead and its key is worth nothing before the verifier judges. Gives what the task's own hooks
     said, which run while the processes they look at still live."""
     opened, workdir = acted.prepared.opened, acted.prepared.facts.workdir
     async with context.stages.stage("stop"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Literal, NamedTuple, TypeVar, cast
 
 import anyio
@@ -28,6 +29,8 @@ from rollyard.tasks.planted import Before
 
 T = TypeVar("T")
 
+AT_ONCE: AbstractAsyncContextManager[object] = nullcontext()
+
 
 class RolloutContext(NamedTuple):
     task: Task
@@ -40,6 +43,7 @@ class RolloutContext(NamedTuple):
     limits: Limits
     stages: Stages
     record: Record
+    ending: AbstractAsyncContextManager[object] = AT_ONCE  # held while an agent is stopped, collected and judged
 
 
 class OpenedSandbox(NamedTuple):
@@ -89,11 +93,12 @@ class AgentTurn(NamedTuple):
 
 
 class Acted(NamedTuple):
-    """After wait: the agent was started and has ended, one way or the other."""
+    """After wait: the agent was started and has ended, one way or the other, or is `alive` and has to be."""
 
     prepared: Prepared
     turn: AgentTurn
     launch: Launch
+    alive: bool = False
 
 
 class WaitFailed(StageFailed):

@@ -47,7 +47,7 @@ class Judge:
         self, backend: Backend, provision: Provision, verifier: Verifier | None = None, policy: Policy | None = None
     ) -> None:
         self._backend, self._provision, self._policy = backend, provision, policy
-        self._verifier = as_judge(verifier)  # a plain function too, whoever hands it over
+        self._verifier = as_judge(verifier)  # a plain function too
 
     def spec(self, task: Task, step: Step | None) -> VerifierSpec | None:
         """How this task (or step) is judged; None when nobody does."""

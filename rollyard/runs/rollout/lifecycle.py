@@ -10,7 +10,7 @@ failure is a value on the `Rollout`, charged to the boundary it crossed, and onl
 from __future__ import annotations
 
 import time
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from functools import partial
 
 import anyio
@@ -28,6 +28,7 @@ from rollyard.runs.rollout import collect, prepare
 from rollyard.runs.rollout.act import act
 from rollyard.runs.rollout.conclude import conclude
 from rollyard.runs.rollout.context import (
+    AT_ONCE,
     AgentTurn,
     OpenedSandbox,
     Prepared,
@@ -78,9 +79,11 @@ async def rollout(
     backend: Backend,
     gate: Gate,
     provision: Provision,
+    ending: AbstractAsyncContextManager[object] = AT_ONCE,
     sink: EventSink = nowhere,
 ) -> Rollout:
-    """Run one attempt at one task. Bad options raise `ConfigError` before anything opens; all else is in the result."""
+    """Run one attempt at one task. Bad options raise `ConfigError` before anything opens; all else is in the result. `ending` is
+    entered, once that is possible, to stop what the agent left running, to collect what it left and to judge it."""
     check(plan, task, backend)
     closed = plan.options.network == "task" and asks_public(task)
     task = with_options(plan, task, backend.capabilities)
@@ -90,7 +93,7 @@ async def rollout(
     judge = Judge(backend, provision, plan.verifier, gate.policy)
     async with AsyncExitStack() as stack:
         session = await open_user(session, plan.options, stack)
-        context = RolloutContext(task, plan, session, backend, gate, provision, judge, limits, stages, record)
+        context = RolloutContext(task, plan, session, backend, gate, provision, judge, limits, stages, record, ending)
         opened: OpenedSandbox | None = None
         stack.callback(WATCHER.reset, WATCHER.set(refusals_to(stages)))
         if closed:
@@ -325,7 +328,13 @@ async def _run_teardown(context: RolloutContext, sandbox: Sandbox) -> None:
 
 async def _close_session(context: RolloutContext, session: Session) -> None:
     with anyio.move_on_after(CLEANUP_S, shield=True):
-        await session.close()
+        try:
+            await session.close()
+        except (
+            Error,
+            TimeoutError,
+        ) as error:  # its key is dead already; the rollout's end and the worker do not hang on it
+            await context.stages.tell("session.not_closed", error=str(error) or type(error).__name__)
     context.record.note_session(session)
 
 

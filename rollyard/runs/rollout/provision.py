@@ -32,7 +32,7 @@ from rollyard.core.limits import Deadline
 from rollyard.core.protocols import Backend, BakesLayers, OwnImages, Sandbox
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import Site, Step, Task, VerifierSpec
-from rollyard.images.build import build
+from rollyard.images.build import build, foresee_states
 from rollyard.images.build_types import BuildOptions, Built, FileCache, Images
 from rollyard.images.layers import layer_prefix
 from rollyard.images.mirrors import find_mirrors
@@ -97,6 +97,17 @@ class Provision:
         images = getattr(backend, "images", None)
         own = backend if isinstance(backend, OwnImages) else None
         return cls(images if isinstance(images, ImageStore) else None, own)
+
+    @property
+    def made_states(self) -> frozenset[str]:
+        """Keys of the states that were built here, and not found."""
+        return frozenset(self._builds.made)
+
+    async def foresee_states(self, site: Site, backend: Backend) -> tuple[str, ...]:
+        """Keys of the states that the site's Dockerfile would be built by, as far as they are known."""
+        if site.build is None:
+            return ()
+        return await foresee_states(site.build, backend, self.images)
 
     async def ground(
         self, task: Task, agent: Agent, layer: str | None, backend: Backend, deadline: Deadline

@@ -22,7 +22,7 @@ STAGES: dict[str, tuple[Boundary, str]] = {
     "prepare": ("sandbox", "setup"),
     "launch": ("agent", "setup"),
     "wait": ("agent", "agent"),
-    "stop": ("sandbox", "boot"),
+    "stop": ("sandbox", "setup"),
     "verify": ("verifier", "verify"),
     "collect": ("sandbox", "setup"),
 }
@@ -99,9 +99,9 @@ class Stages:
         try:
             with anyio.fail_after(deadline.left):
                 yield deadline
-        except TimeoutError as error:
-            late = _late(name, deadline, self.limits)
-            problem = str(late)
+        except TimeoutError as error:  # its own, or one of something inside that had less time
+            late = _late(name, deadline, self.limits) if not deadline.left else error
+            problem = str(late) or "something inside it took too long"
             raise StageFailed(name, boundary, late) from error
         except StageFailed as error:
             problem = str(error)

@@ -1,7 +1,7 @@
 """A simulated user: it answers the agent's last message, and the agent goes on from its own session, until the user is content.
 
 The user is a policy like any other, asked through the rollout's session at the gate. Its calls are of kind `user`: in the same
-record, in no row of the agent's, and in rows of their own for whoever trains users.
+record, in no row of the agent's, and in rows of their own for training users.
 """
 
 from __future__ import annotations

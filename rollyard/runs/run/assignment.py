@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
@@ -57,15 +58,16 @@ def needed_image(task: Task, config: RunConfig) -> str:
 
 
 def owner_name() -> str:
-    """Who holds a lease. A later run on the same machine can see that this process is gone."""
+    """Who holds a lease: one worker, of which a process may have several. A later run on the same machine can see that this
+    process is gone."""
     started = _start_time(os.getpid()) or "0"
-    return f"{socket.gethostname()}/{os.getpid()}/{started}"
+    return f"{socket.gethostname()}/{os.getpid()}/{started}/{secrets.token_hex(4)}"
 
 
 def owner_is_dead(owner: str) -> bool:
     """True only for an owner on this machine whose process no longer exists."""
     host, _, rest = owner.partition("/")
-    pid, _, started = rest.partition("/")
+    pid, started, *_ = [*rest.split("/"), ""]
     return host == socket.gethostname() and pid.isdigit() and _start_time(int(pid)) != started
 
 

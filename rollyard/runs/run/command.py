@@ -111,7 +111,10 @@ async def _one(request: RunRequest, shown: Display) -> CommandOutcome:
                 sink=shown.event,
             )
     failed = done.failure is not None
-    return CommandOutcome(_json(done) if request.as_json else _rollout_text(done), failed)
+    if request.as_json:
+        return CommandOutcome(_json(done), failed)
+    command = f"rollyard {'why' if failed else 'show'} {done.id}{store_option(request.store)}"
+    return CommandOutcome(f"{_rollout_text(done)}kept in {request.store}; look closer with:\n  {command}\n", failed)
 
 
 async def _check_server(request: RunRequest, policy: str | None) -> None:

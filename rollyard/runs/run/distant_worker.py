@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from rollyard.core.errors import Error
+from rollyard.core.errors import Error, Retry
 from rollyard.core.rollout import Rollout
 from rollyard.gate import Gate
 from rollyard.runs.rollout.open_backend import open_named
@@ -45,12 +45,12 @@ class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker ended: by itself, or with an error that another try would meet again. A plain value, since an error's own
+    """How a worker ended: by itself, or with an error, and how that may be tried again. A plain value, since an error's own
     class may not survive the way back."""
 
     error: str | None = None
     hint: str | None = None
-    boundary: str | None = None
+    retry: Retry | None = None
 
 
 async def work_to_the_end(posting: NodeAssignment) -> WorkerEnd:
@@ -63,7 +63,7 @@ async def work_to_the_end(posting: NodeAssignment) -> WorkerEnd:
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         assert isinstance(first, Error)
-        ended = WorkerEnd(error=first.message, hint=first.hint, boundary=first.boundary)
+        ended = WorkerEnd(error=first.message, hint=first.hint, retry=first.retry)
     return ended
 
 

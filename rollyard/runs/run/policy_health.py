@@ -3,7 +3,8 @@
 `check_servers` ends a run that could only fail before anything opens. `PolicyHealth` says when a policy is asked no more: it
 failed alike so often in a row that the next attempt would only fail too. An answer of any kind ends a row. A refusal for good
 (the key, the model's name) counts each time. A server that is away fails every rollout in flight at the same moment, so there
-only a failure of an attempt that began after the last one counts: a short outage is waited out.
+only a failure of an attempt that began after the last one counts, and the row must last `AWAY_S`: a server that is started
+again is waited for, and asked the more rarely the longer it is away.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ async def check_servers(policies: Mapping[str, Policy], model: str | None) -> No
             raise
 
 
+AWAY_S = 300.0  # how long a server may be away before its policy is stopped
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # before it is asked again, doubled with every failure
+
+
 class _Row:
-    def __init__(self, message: str) -> None:
-        self.message, self.alike, self.count, self.at = message, alike(message), 0, 0.0
+    def __init__(self, message: str, since: float) -> None:
+        self.alike, self.since, self.count, self.at = alike(message), since, 0, 0.0
 
 
 class PolicyHealth:
@@ -51,13 +56,20 @@ class PolicyHealth:
             return False
         row = self._rows.get(policy)
         if row is None or row.alike != alike(failure.message) or _was_answered(done):
-            row = self._rows[policy] = _Row(failure.message)
-        if failure.status in REFUSED_FOR_GOOD or began >= row.at:
+            row = self._rows[policy] = _Row(failure.message, now)
+        for_good = failure.status in REFUSED_FOR_GOOD
+        if for_good or began >= row.at:
             row.count, row.at = row.count + 1, now
-        if not self._most or row.count < self._most or policy in self.stopped:
+        may_return = not for_good and now - row.since < AWAY_S
+        if not self._most or row.count < self._most or may_return or policy in self.stopped:
             return False
         self.stopped[policy] = failure.message
         return True
+
+    def pause_s(self, policy: str) -> float:
+        """How long a policy that has just failed is asked for nothing."""
+        failures = self._rows[policy].count if policy in self._rows else 1
+        return min(_PAUSE_S * 2 ** (failures - 1), _LONGEST_PAUSE_S)
 
 
 def _was_answered(done: Rollout) -> bool:

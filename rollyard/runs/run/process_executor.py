@@ -9,7 +9,6 @@ from __future__ import annotations
 import pickle
 import signal
 import sys
-import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -19,7 +18,6 @@ import msgspec
 from anyio.abc import ByteReceiveStream, Process
 
 from rollyard.core.errors import ConfigError, Unsupported
-from rollyard.core.log import Log
 from rollyard.runs.run.assignment import Assignment, owner_is_dead
 from rollyard.runs.run.distant_worker import NodeAssignment, WorkerEnd
 from rollyard.runs.run.distant_workers import DistantWorkers
@@ -27,7 +25,6 @@ from rollyard.runs.run.executor import Record, RunResources, Workers
 from rollyard.runs.run.store_retry import insist
 
 _STOP_S = 45.0  # for a worker to close its sandboxes
-_AGAIN_S = 1.0  # before a worker that died is started again
 _TAIL = 20  # lines of a worker's own words that are kept
 
 
@@ -85,7 +82,6 @@ class _ProcessWorkers(DistantWorkers):
         self._left = 0  # ended by themselves
         self._started = 0
         self._dismissed = False
-        self._log = Log("rollyard.runs.processes")
 
     @property
     def ended(self) -> bool:
@@ -94,19 +90,15 @@ class _ProcessWorkers(DistantWorkers):
     async def keep(self, name: str) -> None:
         """One worker, started again for as long as it dies without a word."""
         self._started += 1
-        while self._broken is None and not self._dismissed:
-            began = time.monotonic()
+        while self.broken is None and not self._dismissed:
+            self.note_start(name)
             said, ended = await self._run(name)
-            if ended is not None:
-                self._note_end(ended)
+            if self._dismissed or (ended is not None and self.note_end(name, ended)):
                 break
-            if self._dismissed:
-                break
-            reason = said[-1] if said else "it said nothing"
-            self._log.warning("worker.lost", worker=name, lived_s=round(time.monotonic() - began, 1), error=reason)
-            self._note_death(name, name, time.monotonic() - began, reason)
+            if ended is None:
+                self.note_death(name, said[-1] if said else "it said nothing")
             await self.give_back()
-            await anyio.sleep(_AGAIN_S)
+            await anyio.sleep(self.pause_s(name))
         self._left += 1
 
     async def _run(self, name: str) -> tuple[deque[str], WorkerEnd | None]:
@@ -143,24 +135,24 @@ class _ProcessWorkers(DistantWorkers):
     async def dismiss(self) -> None:
         self._dismissed = True
         async with anyio.create_task_group() as group:
-            for process in list(self._living.values()):
-                group.start_soon(_end, process)
+            for name, process in list(self._living.items()):
+                group.start_soon(self._end, name, process)
+
+    async def _end(self, name: str, process: Process) -> None:
+        assert process.stdin is not None
+        await process.stdin.aclose()
+        with anyio.move_on_after(_STOP_S):
+            await process.wait()
+            return
+        self._log.warning("worker.killed", worker=name, why=f"it did not end in {_STOP_S:.0f} s")
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
 
     async def give_back(self) -> None:
         """What dead workers held is owed again at once."""
         for lease in await insist(lambda: self._given.store.leases(self._run_id)):
             if owner_is_dead(lease.owner):
                 await insist(lambda lease=lease: self._given.store.expire(lease))
-
-
-async def _end(process: Process) -> None:
-    assert process.stdin is not None
-    await process.stdin.aclose()
-    with anyio.move_on_after(_STOP_S):
-        await process.wait()
-        return
-    process.send_signal(signal.SIGKILL)
-    await process.wait()
 
 
 def _pack(posting: NodeAssignment) -> bytes:

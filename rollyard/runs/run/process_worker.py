@@ -27,6 +27,7 @@ def main() -> None:
         ended = WorkerEnd(
             error=f"what the run was given is not to be found in another process: {error}",
             hint="define verifiers and hooks in a module that can be imported, not in the script itself",
+            retry="configuration",
         )
     else:
         ended = anyio.run(_work, posting)

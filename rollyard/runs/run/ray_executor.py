@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +22,6 @@ from typing import Any, TypeVar
 import anyio
 
 from rollyard.core.errors import ConfigError, MissingExtra, Unsupported
-from rollyard.core.log import Log
 from rollyard.core.numbers import check_least
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.distant_worker import NodeAssignment, WorkerEnd
@@ -125,22 +123,21 @@ class _RayWorkers(DistantWorkers):
         self._per_node, self._detached = per_node, detached
         self._actors: dict[str, Any] = {}  # by name, those that were alive when last seen
         self._finished: set[str] = set()
-        self._log = Log("rollyard.runs.ray")
 
     @property
     def ended(self) -> bool:
-        return bool(self._finished) and not self._actors
+        return bool(self._finished) and not self._actors and self._places <= self._finished
 
     # the workers
 
     async def supervise(self, group: Any) -> None:
         """A worker on every node that is alive, also on one that joined or came back."""
-        while self._broken is None and not self._cancelled:
-            for node in await self._nodes():
-                for number in range(self._per_node):
-                    name = f"{self._run_id}/{node}/{number}"
-                    if name not in self._actors and name not in self._finished:
-                        await self._start(name, node, group)
+        while self.broken is None and not self._cancelled:
+            if nodes := await self._nodes():
+                there = {f"{self._run_id}/{node}/{n}": node for node in nodes for n in range(self._per_node)}
+                self._places = set(there)
+                for name in self._places - self._actors.keys() - self._finished:
+                    await self._start(name, there[name], group)
             await anyio.sleep(_LOOK_S)
 
     async def _nodes(self) -> list[str]:
@@ -162,25 +159,27 @@ class _RayWorkers(DistantWorkers):
         group.start_soon(self._follow, name, self._actors[name])
 
     async def _follow(self, name: str, actor: Any) -> None:
-        began = time.monotonic()
+        self.note_start(name)
         try:
             ended: WorkerEnd = await actor.run.remote()
-        except self._ray.exceptions.RayError as error:
-            self._note_lost(name, time.monotonic() - began, error)
-            await anyio.sleep(_LOOK_S)
-            self._actors.pop(name, None)
-            return
-        self._note_end(ended)
-        self._finished.add(name)
-        with anyio.CancelScope(shield=True):  # the run may end at this moment, and then nobody else would
-            await _off_loop(lambda: self._ray.kill(actor))
+        except self._ray.exceptions.RayError as error:  # its leases run out and its attempts are done elsewhere
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            self.note_death(name, reason)
+            is_over = False
+        else:
+            is_over = self.note_end(name, ended)
+        await self._remove(actor)  # it may live on with nothing to do, and would be found in place of a new one
+        if is_over:
+            self._finished.add(name)
+        else:
+            await anyio.sleep(self.pause_s(name))
         self._actors.pop(name, None)
 
-    def _note_lost(self, name: str, lived_s: float, error: Exception) -> None:
-        """A worker or its node died: its leases run out and its attempts are done elsewhere."""
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        self._log.warning("worker.lost", worker=name, lived_s=round(lived_s, 1), error=reason)
-        self._note_death(name, f"on node {name.split('/')[1]}", lived_s, reason)
+    async def _remove(self, actor: Any) -> None:
+        """Of one that is dead already there is nothing to remove; a cluster that is too busy to do it is asked again later."""
+        wrong = (self._ray.exceptions.RayError, TimeoutError)
+        with anyio.CancelScope(shield=True), suppress(*wrong):  # the run may end at this moment
+            await _off_loop(lambda: self._ray.kill(actor))
 
     async def dismiss(self) -> None:
         """Every worker that is left gives its attempts back, removes its sandboxes and ends."""
@@ -194,7 +193,7 @@ class _RayWorkers(DistantWorkers):
             with anyio.move_on_after(_STOP_S):
                 await actor.stop.remote()
             await _off_loop(lambda: self._ray.kill(actor))
-        except self._ray.exceptions.RayError as error:  # it is dead already, which is what was wanted
+        except (self._ray.exceptions.RayError, TimeoutError) as error:  # it is dead already, which is what was wanted
             self._log.info("worker.gone", error=type(error).__name__)
 
 

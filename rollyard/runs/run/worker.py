@@ -8,7 +8,7 @@ up commits nothing. A store that is away for a while is waited for.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -40,6 +40,8 @@ from rollyard.runs.run.admission import MemoryAdmission
 from rollyard.runs.run.assignment import Assignment, owner_name
 from rollyard.runs.run.config import AUTO
 from rollyard.runs.run.grow import children_of, find_point
+from rollyard.runs.run.lease_keeper import LeaseKeeper
+from rollyard.runs.run.loop_load import LoopLoad
 from rollyard.runs.run.policy_health import PolicyHealth
 from rollyard.runs.run.shipping import NodeImages
 from rollyard.runs.run.store_retry import insist
@@ -51,7 +53,7 @@ FLUSH_S, SHARED_FLUSH_S = 0.1, 2.0  # events of this long become one write; on a
 LONGEST_FLUSH_S = 30.0  # and the longer one had to wait, the rarer they become: many workers do not block each other
 LOST_CLAIMS = 10  # how often an attempt may take its worker with it before it is given up
 _IDLE_S, _LONGEST_IDLE_S = 0.1, 1.0
-_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # for a policy whose server failed, doubled with every try
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # before another try, doubled with every one
 _RELEASE_S = 5.0
 
 
@@ -79,6 +81,15 @@ class Worker:
         self._telling = anyio.Lock()
         by_memory = work.config.parallel == AUTO
         self._admission = MemoryAdmission.of(means.backend, sharers=means.sharers) if by_memory else None
+        self._load = LoopLoad()
+        self._keeper = LeaseKeeper(
+            self._store,
+            work.run_id,
+            work.config.lease_s,
+            held=lambda: [lease for lease, _ in tuple(self._held.values())],
+            turned_at=lambda: self._load.turned_at,
+            lose=self._lose,
+        )
         self._health = PolicyHealth(0 if work.stays else work.config.policy_failures)
         self._log = Log("rollyard.runs.run.worker")
 
@@ -89,7 +100,8 @@ class Worker:
     async def run(self, slots: float, finished: Finished) -> None:
         """Work, up to `slots` rollouts at a time, until the run owes nothing. Cancelled, it gives its attempts back."""
         async with anyio.create_task_group() as beside:
-            beside.start_soon(self._keep)
+            beside.start_soon(self._load.watch)
+            beside.start_soon(self._keeper.run)
             beside.start_soon(self._tell_often)
             async with anyio.create_task_group() as group:
                 await self._pull(anyio.CapacityLimiter(slots), group, finished)
@@ -104,6 +116,7 @@ class Worker:
             await slots.acquire_on_behalf_of(place)
             if self._admission is not None:
                 await self._admission.wait(lambda: slots.borrowed_tokens - 1)
+            await self._load.calm(lambda: bool(self._held))
             lease = None if await self._over_budget() else await insist(self._claim)
             if lease is not None:
                 group.start_soon(self._attempt, lease, slots, place, finished)
@@ -121,7 +134,13 @@ class Worker:
         images, gpus = self._means.images, self._means.gpus
         held = None if images is None else images.held
         lease = await self._store.claim(
-            run_id, owner=self._owner, ttl_s=ttl_s, concurrency=bounds, images=held, gpus=gpus
+            run_id,
+            owner=self._owner,
+            ttl_s=ttl_s,
+            concurrency=bounds,
+            images=held,
+            gpus=gpus,
+            patience_s=self._keeper.be_patient(),
         )
         if images is not None and lease is not None:
             images.expect(lease.attempt.image)
@@ -148,36 +167,32 @@ class Worker:
             spending.add(line)
         return spending.over
 
-    async def _keep(self) -> None:
-        """Heartbeats for all leases in one write; a lost one ends its rollout, which could not be committed anyway."""
-        while True:
-            await anyio.sleep(self._config.lease_s / 3)
-            held = [lease for lease, _ in self._held.values()]
-            try:
-                lost = await self._store.heartbeats(held, ttl_s=self._config.lease_s)
-                await self._store.reclaim(self._work.run_id)
-            except StoreError as error:
-                self._log.warning("lease.not_kept", leases=len(held), error=str(error))
-                continue
-            for attempt_id in lost & self._held.keys():
-                self._held[attempt_id][1].cancel()
+    def _lose(self, leases: Sequence[Lease]) -> None:
+        """End the rollouts of claims that others have taken over: they could not be committed anyway."""
+        for lease in leases:
+            held = self._held.get(lease.attempt.id)
+            if held is not None and held[0] is lease:
+                held[1].cancel()
 
     # one claim
 
     async def _attempt(self, lease: Lease, slots: anyio.CapacityLimiter, place: object, finished: Finished) -> None:
         """Run it, then commit it or give it back for another try."""
         attempt_id = lease.attempt.id
+        rollout_ended: Rollout | None = None
+        began = time.monotonic()
         try:
-            with anyio.CancelScope() as scope:
+            with anyio.CancelScope() as scope:  # it ends before the commit, so that what is committed is told
                 self._held[attempt_id] = (lease, scope)
-                began = time.monotonic()
                 rollout_ended = await self._rollout(lease)
-                await self._note_health(lease, rollout_ended, began)
-                done = await self._commit(lease, rollout_ended)
-                if done is not None:
-                    await finished(done)
-                else:  # nobody will know of it: what it kept goes with it
-                    await remove_snapshots((rollout_ended,), self._means.backend)
+            if rollout_ended is None:
+                return
+            await self._note_health(lease, rollout_ended, began)
+            done = await self._commit(lease, rollout_ended)
+            if done is not None:
+                await finished(done)
+            else:  # nobody will know of it: what it kept goes with it
+                await remove_snapshots((rollout_ended,), self._means.backend)
         except BaseException:  # cancelled too: a lease without a worker goes back at once
             with anyio.move_on_after(_RELEASE_S, shield=True):
                 await self._store.release(lease)
@@ -221,6 +236,7 @@ class Worker:
                     prefix=prefix,
                 ),
                 provision=means.provision,
+                ending=self._load.ending,
                 sink=tell,
             )
         except ConfigError as error:  # this agent and this task do not fit: one cell of the matrix, not the end of it
@@ -342,14 +358,14 @@ class Worker:
         await insist(lambda: self._store.release(lease))
 
     async def _again(self, lease: Lease, done: Rollout, failure: Failure) -> None:
-        """For another try; when a policy's server failed, not at once, and no worker asks it for more meanwhile."""
+        """For another try, not at once: what failed may be overloaded. A policy's server is asked for nothing more meanwhile."""
         event = self._event("attempt.retried", done, cause=failure.cause)
         self._told.append((lease, event))
         await self._means.sink(event)
-        after_s = 0.0
+        after_s = min(_PAUSE_S * 2 ** (lease.attempt.tries - 1), _LONGEST_PAUSE_S)
         if failure.boundary == "policy":
-            after_s = min(_PAUSE_S * 2 ** (lease.attempt.tries - 1), _LONGEST_PAUSE_S)
-            await insist(lambda: self._store.pause(self._work.run_id, lease.attempt.policy, after_s))
+            pause_s = max(after_s, self._health.pause_s(lease.attempt.policy))
+            await insist(lambda: self._store.pause(self._work.run_id, lease.attempt.policy, pause_s))
         await self._tell_now()  # before the claim that they belong to is given back
         await insist(lambda: self._store.release(lease, after_s=after_s))
 
