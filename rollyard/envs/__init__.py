@@ -1,4 +1,4 @@
-"""Environments: the Gym face (`env.py`), a server for it and a client of it. Server and client never import each other, and
+"""Environments: the Gym API (`env.py`), a server for it and a client of it. Server and client never import each other, and
 neither is imported before it is used: a rollout worker that only drives an environment pays for the client alone."""
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import asyncio
 import itertools
 import random
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Any, NamedTuple, Protocol, Self, cast
 from urllib.parse import urlsplit, urlunsplit
 
@@ -67,12 +66,12 @@ def socket_url(url: str) -> str:
     parts = urlsplit(url)
     scheme = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}.get(parts.scheme)
     if scheme is None or not parts.netloc:
-        raise ConfigError(f"{url!r} is no address of an environment", hint="http://host:port")
+        raise ConfigError(f"{url!r} is not the address of an environment", hint="give http://host:port")
     return urlunsplit((scheme, parts.netloc, parts.path.rstrip("/").removesuffix("/ws") + "/ws", parts.query, ""))
 
 
 class RemoteEnv:
-    """The face of `Env`, over a socket. `agent_key` opens `/mcp` for the agent of this session, where the server has keys."""
+    """The methods of `Env`, over a socket. `agent_key` opens `/mcp` for the agent of this session, where the server has keys."""
 
     def __init__(self, url: str, options: Options) -> None:
         self.url = url
@@ -95,9 +94,7 @@ class RemoteEnv:
         else:
             self._wire = OpenEnvWire(self.url, self._options, socket)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def reset(
@@ -244,7 +241,7 @@ class OwnWire:
             waiting.answer.set_result(frame.ok)
 
     def _cut(self) -> None:
-        """The socket is gone. Until the session cannot be had back, requests wait; then whoever waits learns it."""
+        """The socket is gone. Until the session cannot be had back, requests wait; then they fail."""
         if self._lost is None:
             self._reattaching = asyncio.get_running_loop().create_task(self._reattach())
 

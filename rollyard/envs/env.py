@@ -1,6 +1,6 @@
-"""`Env`: the Gym face of a task, and `StepResult`, what each of its moves gives.
+"""`Env`: the Gym API of a task, and `StepResult`, what each of its moves gives.
 
-It is infrastructure's face: whoever trains calls it. What an agent may do is `tools()`, served to it over MCP under a key of
+It is for infrastructure: the trainer calls it. What an agent may do is `tools()`, served to it over MCP under a key of
 its own; a tool can never be named like a verb of this class. One instance is one session, so an instance may keep state.
 """
 

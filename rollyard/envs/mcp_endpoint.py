@@ -85,7 +85,7 @@ class McpEndpoint:
         session = await self._sessions.open()
         begun = False
 
-        async def watched(message: Message) -> None:
+        async def watch_and_send(message: Message) -> None:
             nonlocal begun
             if message["type"] == "http.response.start" and message["status"] < 400:
                 for name, value in message["headers"]:
@@ -95,7 +95,7 @@ class McpEndpoint:
             await send(message)
 
         try:
-            await to_tools(self._sessions, session, scope, receive, watched)
+            await to_tools(self._sessions, session, scope, receive, watch_and_send)
         finally:
             if not begun:
                 await self._sessions.close(session)

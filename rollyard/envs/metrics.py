@@ -1,4 +1,4 @@
-"""Counts that sessions keep as plain integers, and their Prometheus form for whoever asks with the server's key."""
+"""Counts that sessions keep as plain integers, and their Prometheus form for callers with the server's key."""
 
 from __future__ import annotations
 

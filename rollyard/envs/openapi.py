@@ -1,4 +1,4 @@
-"""The HTTP face's own description: `/openapi.json`. `openenv validate` tells a server's mode by its paths, and a fuzzer tells by
+"""The HTTP API's own description: `/openapi.json`. `openenv validate` tells a server's mode by its paths, and a fuzzer tells by
 it what a request may look like and which answers it may get."""
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def create_app(
 ) -> EnvServer:
     """Of a `concurrency_config`, `session_timeout` is how long a session that nobody holds lives; one that is held is never
     taken away here. Without either one session lives at a time, as there. `key` is ours: callers must send it. Without one
-    whoever reaches the port can step, as there."""
+    any client that reaches the port can step, as there."""
     if max_concurrent_envs is not None and concurrency_config is not None:
         raise ConfigError("max_concurrent_envs or concurrency_config, not both")
     chosen = str(getattr(mode, "value", mode) or os.environ.get("OPENENV_MODE") or "simulation").lower()

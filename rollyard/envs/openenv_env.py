@@ -92,7 +92,7 @@ class AdoptedEnv(Env):
 
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
         given = {**(options or {})} | ({} if seed is None else {"seed": seed})
-        return _result(await self._run("reset", **_accepted(self._env.reset, given)))
+        return _result(await self._run("reset", **_choose_arguments(self._env.reset, given)))
 
     async def step(self, action: Any) -> StepResult:
         from pydantic import ValidationError
@@ -151,7 +151,7 @@ def _openenv(module: str) -> Any:
         raise ConfigError("environments of OpenEnv need its package", hint="pip install openenv==0.10.0") from error
 
 
-def _accepted(reset: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _choose_arguments(reset: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """What it does not take is refused by name: OpenEnv's own server drops it in silence."""
     parameters = inspect.signature(reset).parameters.values()
     if any(one.kind is one.VAR_KEYWORD for one in parameters):

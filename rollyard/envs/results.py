@@ -60,7 +60,10 @@ class EnvResult(msgspec.Struct, frozen=True):
 def plain(result: StepResult) -> dict[str, Any]:
     """As JSON values. A reward that is no number is an error here, never a null on the wire."""
     if result.reward is not None and not math.isfinite(result.reward):
-        raise EnvRefused("EXECUTION_ERROR", f"the environment's reward is {result.reward}, which is no reward")
+        raise EnvRefused(
+            "EXECUTION_ERROR",
+            f"the environment's reward is {result.reward}, which is not a number that can be a reward",
+        )
     return msgspec.to_builtins(result, str_keys=True)
 
 

@@ -1,6 +1,6 @@
 """`EnvServer`: environments over HTTP and WebSocket on one port, as an ASGI application.
 
-Two faces. Infrastructure's: `/reset`, `/step`, `/state`, `/sessions`, `/ws` and all the rest, under the server's key. The
+Two APIs. Infrastructure's: `/reset`, `/step`, `/state`, `/sessions`, `/ws` and all the rest, under the server's key. The
 agent's: `/mcp` and nothing else, under the key of its own session. Agent keys exist only where the server has a key: without
 one there is no boundary for them to stand behind. A request to `/reset`, `/step` or `/state` with the header `x-session-id`
 is about that session; without it, as in OpenEnv, an environment is made for the request alone.
@@ -45,7 +45,7 @@ _TASK_VERBS = ("tasks", "num_tasks", "task", "task_range")
 
 
 class EnvServer:
-    """`production=True` serves only tools: no reset, step or state for anybody. `splits` are the tasks clients may look
+    """`production=True` serves only tools: no reset, step or state for any caller. `splits` are the tasks clients may look
     through, where they are not the class's own. `keep` is a folder in which sessions survive the server's death;
     leases run out by `clock`."""
 
@@ -64,7 +64,9 @@ class EnvServer:
         self.kind: Any = make
         self.name = name or getattr(make, "__name__", "env")
         if key == "":
-            raise ConfigError("the server's key is empty")
+            raise ConfigError(
+                "the server's key is empty", hint="put a key into the key file, or remove the file to get a new one"
+            )
         self._key = key
         self._production = production
         limits = limits or EnvLimits()

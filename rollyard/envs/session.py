@@ -71,7 +71,7 @@ class EnvSession:
         self.lease_s, self.deadline_s = terms.lease_s, terms.deadline_s
         self.attached = 0  # connections that hold it; an old one may be noticed dead after a new one came
         self.closed = False
-        self.heard: Heard | None = None  # whoever is told of progress
+        self.heard: Heard | None = None  # what is told of progress
         self._clock = clock
         self.used_at = clock()
         self.toolset = _toolset_of(env)
@@ -103,7 +103,7 @@ class EnvSession:
 
     @property
     def live(self) -> bool:
-        """Somebody is connected, or something runs."""
+        """A client is connected, or a move runs."""
         return self.attached > 0 or bool(self._moves)
 
     @property
@@ -143,7 +143,7 @@ class EnvSession:
         return task
 
     async def do(self, move: str, given: Mapping[str, Any], *, request_id: str | None = None) -> Any:
-        """The move's answer as plain JSON values, or `EnvRefused`. Whoever stops waiting does not stop the move."""
+        """The move's answer as plain JSON values, or `EnvRefused`. A caller that stops waiting does not stop the move."""
         return (await asyncio.shield(self.start_move(move, given, request_id))).get()
 
     def forget(self, seen: Iterable[str]) -> None:
@@ -229,7 +229,7 @@ class EnvSession:
             return EnvResult.of(await self._dispatch(move, given))
         except asyncio.CancelledError:
             if not self._late or task.uncancel() > 0:
-                raise  # somebody else's cancellation
+                raise  # another task's cancellation
             self._broken = True
             return EnvResult(error=EnvRefused("DEADLINE", f"{move} took longer than {self.deadline_s:g} s"))
         except EnvRefused as error:

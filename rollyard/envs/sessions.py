@@ -1,7 +1,7 @@
 """`Sessions`: which environments exist, who may have another, and when one is over.
 
-A session that somebody holds is never reaped: only one that nobody is attached to, that runs nothing, and whose lease ran
-out. Whoever comes at capacity waits in line for as long as they said. What a killed server left in the journal is put back
+A session that a client holds is never reaped: only one that no client is attached to, that runs nothing, and whose lease ran
+out. A client that comes at capacity waits in line for as long as it said. What a killed server left in the journal is put back
 when it is asked for, not before.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -25,7 +24,7 @@ from rollyard.envs.telemetry import Telemetry
 
 
 class EnvLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`lease_s`: how long a session lives with nobody attached; `deadline_s`: of one move. Clients may ask for other values
+    """`lease_s`: how long a session lives with no client attached; `deadline_s`: of one move. Clients may ask for other values
     up to the `max_` ones. `reap_s`: how often abandoned ones are looked for."""
 
     capacity: int = 64
@@ -72,9 +71,7 @@ class Sessions:
         self._reaper = asyncio.get_running_loop().create_task(self._reap())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._reaper is not None:
             self._reaper.cancel()
         await asyncio.gather(*(self.close(s, leave=True) for s in list(self._by_id.values())), *self._abandoned)
@@ -86,7 +83,7 @@ class Sessions:
     async def open(
         self, *, lease_s: float | None = None, deadline_s: float | None = None, queue_s: float = 0.0
     ) -> EnvSession:
-        """Its `lease` and `agent_key` are for whoever opened it."""
+        """Its `lease` and `agent_key` are for the client that opened it."""
         limits = self.limits
         terms = SessionTerms(
             lease_s=min(limits.lease_s if lease_s is None else lease_s, limits.max_lease_s),
@@ -161,7 +158,7 @@ class Sessions:
         return session
 
     def _abandon(self, env: Env) -> None:
-        """Close one that became no session, without keeping anybody waiting."""
+        """Close one that became no session, without keeping the caller waiting."""
 
         async def close() -> None:
             try:

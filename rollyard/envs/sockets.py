@@ -1,7 +1,7 @@
 """`WebSocketPeer`: the other end of one WebSocket, as the environments' wires use it; `AsgiPeer` is one over any ASGI server.
 
 Sending never waits: a peer has few requests under way, so what can pile up for it is bounded. A peer that is gone takes
-everything and tells nothing; whoever receives from it learns by None.
+everything and tells nothing; its reader learns by None.
 """
 
 from __future__ import annotations

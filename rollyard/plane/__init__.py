@@ -1,6 +1,6 @@
-"""The control plane, in zones from the ground up: `storage/` (what is promised of a database), `engines/` (what makes instances),
-`service/` (what the plane does, whichever API asks), `gateway/` (into an instance), `parts.py` (these put together), `api/` and
-`compat/` (who may ask for it how), `server/`. `client/` is the other end."""
+"""The control plane, from the bottom up: `storage/` (databases), `engines/` (what makes instances), `service/` (what the plane
+does, for every API), `http/` (requests and answers), `gateway/` (the way into an instance), `parts.py` (these put together),
+`api/` (the native API), `compat/` (APIs of other systems), `server/`. `client/` is for callers."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from rollyard.plane.service.builds import Builds
 from rollyard.plane.service.bundles import Bundles
 from rollyard.plane.service.call_rates import CallRates
 from rollyard.plane.service.create_request import CreateDefaults
-from rollyard.plane.service.drain import Duty
+from rollyard.plane.service.drain import DrainState
 from rollyard.plane.service.hub import Hub
 from rollyard.plane.service.instances import Instances
 from rollyard.plane.service.metrics import PlaneCounters
@@ -47,7 +47,7 @@ class PlaneParts(NamedTuple):
     projects: Projects
     builds: Builds
     traces: Traces
-    duty: Duty
+    drain: DrainState
     counters: PlaneCounters
     clock: Callable[[], float]
 
@@ -68,10 +68,10 @@ async def assemble(
     signed here is good for as long as these parts are."""
     plane = await store.agree("identity", new_id("plane"))
     signer = Signer(signing_secret or secret("sign"))
-    counters, duty, builds = PlaneCounters(), Duty(), Builds(store, hosts=build_hosts, clock=clock)
+    counters, drain, builds = PlaneCounters(), DrainState(), Builds(store, hosts=build_hosts, clock=clock)
     hub, access = Hub(store, clock=clock), Access(store, clock=clock)
     instances = Instances(
-        store, hub, engines, plane=plane, settings=settings, clock=clock, duty=duty, builds=builds, rates=rates
+        store, hub, engines, plane=plane, settings=settings, clock=clock, drain=drain, builds=builds, rates=rates
     )
     return PlaneParts(
         store=store,
@@ -87,7 +87,7 @@ async def assemble(
         projects=Projects(store, signer, clock=clock),
         builds=builds,
         traces=Traces(store, runs),
-        duty=duty,
+        drain=drain,
         counters=counters,
         clock=clock,
     )

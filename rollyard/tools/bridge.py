@@ -1,4 +1,4 @@
-"""Somebody else's tool as one of ours: the same name, words and schema, called where it lives.
+"""A tool of another server as one of ours: the same name, words and schema, called where it lives.
 
 The schema is passed on as it is and the arguments are left to its owner to judge; only names that the schema does not have are
 refused here.

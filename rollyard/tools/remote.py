@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 import msgspec
@@ -68,7 +67,7 @@ class RemoteTools:
     ) -> None:
         named = _name(urls)
         if not named:
-            raise ConfigError("no URL to get tools from")
+            raise ConfigError("no URL to get tools from", hint="pass the URL of an MCP server")
         if collisions not in ("first", "prefix", "error"):
             raise ConfigError(f"collisions is first, prefix or error, not {collisions!r}")
         self.urls = tuple(named.values())
@@ -85,9 +84,7 @@ class RemoteTools:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -124,7 +121,7 @@ class RemoteTools:
         return [openai_tool(spec) for spec in self._specs]
 
     async def ask(self, name: str, arguments: Mapping[str, Any]) -> ToolAnswer:
-        """The whole result; a tool that failed is an answer too. Raises `UnknownTool` without asking anybody."""
+        """The whole result; a tool that failed is an answer too. Raises `UnknownTool` without asking a server."""
         if self._routes is None:
             await self.list()
         assert self._routes is not None

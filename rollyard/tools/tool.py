@@ -71,7 +71,7 @@ def tool(
 ) -> Tool | Callable[[Handler], Tool]:
     """Make a tool of an async function: `@tool` or `@tool(name=...)`. A parameter named `context` gets the `ToolContext`."""
 
-    def made(handler: Handler) -> Tool:
+    def make(handler: Handler) -> Tool:
         if not inspect.iscoroutinefunction(handler):
             raise ConfigError(f"a tool must be an async function, {handler!r} is not")
         accepts, wants_context = _struct_of(handler)
@@ -85,7 +85,7 @@ def tool(
             timeout_s=timeout_s,
         )
 
-    return made if function is None else made(function)
+    return make if function is None else make(function)
 
 
 def struct_tool(

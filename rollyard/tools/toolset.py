@@ -30,7 +30,7 @@ _log = Log("rollyard.tools")
 _CLOSE_S = 5.0
 _CANCELLED = -32800
 _KEPT = 1024  # answers of calls that came with a key
-_GRACE_S = 3.0  # for whoever lost the connection to ask again by its key
+_GRACE_S = 3.0  # for a caller that lost the connection to ask again by its key
 CALL_KEY = "rollyard/call"  # in `_meta` of a call: the same key is the same call; in `_meta` of a tool: it honours them
 
 
@@ -149,7 +149,7 @@ class Toolset:
             async with manager.run():
                 ready.set_result(manager)
                 await self._stop.wait()
-        except Exception as error:  # told to whoever waits for it, then raised here
+        except Exception as error:  # told to the caller that waits for it, then raised here
             if not ready.done():
                 ready.set_exception(error)
             raise

@@ -1,4 +1,4 @@
-"""The Gym face over our own wire and OpenEnv's, on a real server. Rows E1."""
+"""The Gym API over our own wire and OpenEnv's, on a real server. Rows E1."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def test_a_reward_that_is_no_number_is_refused_and_the_session_goes_on():
     async with served() as url, connect(url) as env:
         await env.reset()
         for reward in ("nan", "inf"):
-            with pytest.raises(EnvError, match="no reward"):
+            with pytest.raises(EnvError, match="not a number that can be a reward"):
                 await env.step({"reward": reward})
         assert (await env.step({"add": 1})).observation == {"total": 1}
 

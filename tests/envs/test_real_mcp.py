@@ -1,4 +1,4 @@
-"""The agent's face is real MCP: the `mcp` package's own clients, 2.x here and 1.x in a venv of its own. Rows E1 and T1."""
+"""The agent's API is real MCP: the `mcp` package's own clients, 2.x here and 1.x in a venv of its own. Rows E1 and T1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AEnvironment's face: the real `aenvironment` package and command line, and what the data port refuses."""
+"""AEnvironment's API: the real `aenvironment` package and command line, and what the data port refuses."""
 
 import asyncio
 import json

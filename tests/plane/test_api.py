@@ -31,7 +31,7 @@ def told(response):
 @pytest.mark.parametrize("plane_url", ["sqlite"], indirect=True)
 async def test_every_role_on_every_route_is_let_in_or_refused_as_the_table_says(plane, served):
     """The request bodies are nonsense: who is let in gets another refusal or an answer, who is not gets 403."""
-    plane.duty.over.set()  # a stream that never ends would never be answered here
+    plane.drain.stopping.set()  # a stream that never ends would never be answered here
     keys = {role: await bearer(plane, role) for role in ROLES}
     for entry in ROUTES:
         path = re.sub(r"{\w+}", "nothing", entry.path)

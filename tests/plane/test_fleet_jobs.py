@@ -14,8 +14,8 @@ from rollyard.plane.compat.fleet.verifiers import StoredVerifier, VerifierShelf
 from rollyard.plane.service.shelf import Shelf
 from rollyard.plane.storage.open import open_plane
 from tests.plane.served import serving
+from tests.plane.test_compatible_apis import SCRIPT, WORLDS
 from tests.plane.test_crashes import Died, Until
-from tests.plane.test_faces import SCRIPT, WORLDS
 
 pytestmark = pytest.mark.anyio
 TASKS = Tasks([FleetTask(key=key, prompt=key, env_id="tickets") for key in ("a", "b")])

@@ -20,7 +20,7 @@ PER_OPERATION = 2
 @ONE_KIND
 async def test_generated_requests_are_answered_as_the_document_says(plane, tmp_path):
     """Run in a thread of its own, since the generator blocks; the application is asked over real HTTP."""
-    plane.duty.over.set()  # streams end at once; creations are refused with a status that the document has
+    plane.drain.stopping.set()  # streams end at once; creations are refused with a status that the document has
     _, key = await plane.access.issue(NewKey(role="admin", owner="ann"))
     async with serve_app(plane.app) as url:
         seen = await asyncio.to_thread(generated, url, key)

@@ -74,6 +74,18 @@ async def test_pages_follow_each_other_without_a_gap_or_a_repetition(large):
     assert set(seen) == {row.id for row in rows}
 
 
+async def test_a_page_past_the_last_rollout_leads_back_to_the_first(large):
+    store, run_id, _ = large
+    async with serve_app(page_app(store)) as url:
+        _, _, body, _ = await get(f"{url}/runs/{run_id}?status=completed&offset=99999")
+        assert "No rollout fits" not in body
+        back = re.search(r'<a href="([^"]+)">First page</a>', body)
+        _, _, first, _ = await get(url + back[1].replace("&amp;", "&"))
+        assert len(re.findall("<tr tabindex", first)) == 50 and "infra_error</span>" not in first
+        _, _, body, _ = await get(f"{url}/runs/{run_id}?q=nothing-like-this")
+        assert "No rollout fits" in body and "First page" not in body
+
+
 async def test_a_long_trajectory_is_read_window_by_window_from_its_first_step_to_its_last(large):
     store, _, rollout_id = large
     async with serve_app(page_app(store)) as url:

@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 import tarfile
@@ -355,3 +356,13 @@ async def test_a_build_reads_neither_the_servers_files_nor_another_owners_snapsh
     await client.envs.create("mine", "1", build={"bundle": await client.envs.upload(pack(TASK)), "base": taken})
     mine = await client.instances.create(env="mine@1", ttl_s=120)
     assert await client.instances.read(mine["id"], "/opt/secret") == b"of ann"
+
+
+def test_a_plane_that_is_not_there_is_named_with_what_to_do(tmp_path):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # it does not listen, so a caller is refused
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        env = {**os.environ, "ROLLYARD_URL": url, "ROLLYARD_KEY": "ryk-" + "x" * 32}
+        done = subprocess.run([*RY, "push", str(TASK), "--version", "1"], env=env, capture_output=True, text=True)
+    assert done.returncode == 3
+    assert done.stderr.startswith(f"rollyard: no control plane answers at {url} (start one with `rollyard serve plane`")

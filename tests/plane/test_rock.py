@@ -1,4 +1,4 @@
-"""ROCK's face, driven by the real rl-rock package."""
+"""ROCK's API, driven by the real rl-rock package."""
 
 import asyncio
 from pathlib import Path

@@ -36,7 +36,7 @@ async def served(plane):
                 plane.url, headers={"Authorization": f"Bearer {keys[1][1]}"}
             ) as plane.root:
                 yield plane
-            plane.duty.over.set()
+            plane.drain.stopping.set()
 
 
 async def got(session, path, status=200, **more):
@@ -91,9 +91,9 @@ async def test_a_stream_says_what_there_is_and_then_what_changes_and_ends_with_t
             state = json.loads(lines[2].removeprefix("data: "))["state"]
             served.clock.now += 1
         assert state == "deleted"
-        served.duty.over.set()
+        served.drain.stopping.set()
         await stream.content.read()
-    served.duty.over.clear()
+    served.drain.stopping.clear()
     second = await served.instances.create(HOST, owner="ann")
     headers = {"Last-Event-ID": lines[0].removeprefix("id: ")}
     async with served.http.get("/v1/watch", headers=headers) as stream:
@@ -205,9 +205,9 @@ async def test_readiness_tells_the_room_there_is_and_a_stopping_server_takes_not
     await served.instances.create(HOST, owner="ann")
     told = await got(served.http, "/ready")
     assert (told["ready"], told["engines"]["noop"]) == (True, {"live": 1, "max": None, "free": None})
-    served.duty.over.set()
+    served.drain.stopping.set()
     assert (await got(served.http, "/ready", 503))["draining"] is True
     async with served.http.post("/v1/instances", json={"image": "host"}) as answer:
         assert (answer.status, (await answer.json())["error"]["code"]) == (503, PlaneDraining.code)
     await got(served.http, "/v1/instances")
-    served.duty.over.clear()
+    served.drain.stopping.clear()

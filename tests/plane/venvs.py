@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from rollyard.core.errors import ConfigError
-from rollyard.testing.venvs import make_venv, venv_path
+from tests.servers.venvs import make_venv, venv_path
 
 
 def there(package, version):

@@ -23,7 +23,7 @@ _MESSAGE = 64 * 2**20  # a screenshot of a large screen is a few megabytes
 
 
 class Cdp:
-    """One connection. `session` is the target that calls go to; it is set once, by whoever attaches to a page."""
+    """One connection. `session` is the target that calls go to; it is set once, when a page is attached to."""
 
     def __init__(self, stream: ByteStream, url: str) -> None:
         self.session: str | None = None

@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from hmac import compare_digest
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -69,9 +68,7 @@ class Browsers:
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -141,7 +138,7 @@ class Browsers:
         await self.get(name).browser.check()
 
     async def end(self, name: str) -> bool:
-        """Whether there was one. Whoever calls first ends it; others find it gone."""
+        """Whether there was one. The first caller ends it; others find it gone."""
         held = self.held.pop(name, None)
         if held is None:
             return False

@@ -1,8 +1,8 @@
 """`BrowserServer`: leases over HTTP, as an ASGI application.
 
-Two keys, two faces. The server's key makes, sees, steers and ends leases. A lease's own key reaches `/leases/{id}/mcp` of
+Two keys, two APIs. The server's key makes, sees, steers and ends leases. A lease's own key reaches `/leases/{id}/mcp` of
 that lease, where the `computer` tool is, and nothing else: an agent can neither steer its browser to another origin nor
-end anybody's lease.
+end a lease.
 """
 
 from __future__ import annotations

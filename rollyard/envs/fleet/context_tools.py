@@ -145,7 +145,7 @@ class ContextTools:
     def mcp_tools(self, chat: Chat) -> list[Tool]:
         """The same as tools of a `Toolset`."""
 
-        async def used(name: str, **arguments: Any) -> str:
+        async def use(name: str, **arguments: Any) -> str:
             given = {key: value for key, value in arguments.items() if value is not None}
             text, chat.messages = await self.use(name, given, chat.messages)
             if text.startswith("error: "):
@@ -153,19 +153,19 @@ class ContextTools:
             return text
 
         async def check_context() -> str:
-            return await used("check_context")
+            return await use("check_context")
 
         async def manage_context(keep_recent_turns: int) -> str:
-            return await used("manage_context", keep_recent_turns=keep_recent_turns)
+            return await use("manage_context", keep_recent_turns=keep_recent_turns)
 
         async def search_history(pattern: str) -> str:
-            return await used("search_history", pattern=pattern)
+            return await use("search_history", pattern=pattern)
 
         async def search_tool_output(pattern: str, output: int | None = None) -> str:
-            return await used("search_tool_output", pattern=pattern, output=output)
+            return await use("search_tool_output", pattern=pattern, output=output)
 
         async def view_tool_output(page: int = 1, page_size: int = PAGE, output: int | None = None) -> str:
-            return await used("view_tool_output", page=page, page_size=page_size, output=output)
+            return await use("view_tool_output", page=page, page_size=page_size, output=output)
 
         words = {one["function"]["name"]: one["function"]["description"] for one in TOOLS}
         made = (check_context, manage_context, search_history, search_tool_output, view_tool_output)

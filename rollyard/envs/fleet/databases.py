@@ -1,4 +1,4 @@
-"""Databases of an instance: describe, query, snapshot, difference. `Databases` is the face, `SandboxDatabases` a sandbox's files.
+"""Databases of an instance: describe, query, snapshot, difference. `Databases` is the API, `SandboxDatabases` a sandbox's files.
 
 Reading is the default; rows and seconds are capped. The files are opened where they are, in the sandbox, by a program that is
 put there: a file that an agent may have written is never opened by the host.

@@ -1,7 +1,7 @@
 """`EnvProvider`: where instances of remote environments come from, and `provision`, the one way in which they are asked for.
 
 A provider tells what may be tried again from what may not by the type of its errors: `EnvUnavailable` is transient, every other
-`EnvError` is final. Only `provision` tries again; its events are the same whoever calls it, blocking or not.
+`EnvError` is final. Only `provision` tries again; its events are the same for every caller, blocking or not.
 """
 
 from __future__ import annotations

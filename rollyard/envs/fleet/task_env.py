@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
@@ -69,7 +68,10 @@ class RemoteTaskEnv(Env):
         partial_reward: bool = False,
     ) -> None:
         if config.task_modality == "browser_use" and leases is None:
-            raise ConfigError("a browser_use task needs `leases`: what lends it a browser")
+            raise ConfigError(
+                "a browser_use task needs a browser",
+                hint="set ROLLYARD_BROWSER_URL and ROLLYARD_BROWSER_KEY, or pass leases=",
+            )
         self.config, self.limits = config, limits or TaskLimits()
         self.partial_reward = partial_reward or config.partial_reward
         self.conversation: list[Any] | None = None
@@ -84,9 +86,7 @@ class RemoteTaskEnv(Env):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # what an episode left
@@ -175,7 +175,7 @@ class RemoteTaskEnv(Env):
         return [openai_tool(spec) for spec in self._current().specs]
 
     async def use(self, tool: str, params: Mapping[str, Any]) -> ToolAnswer:
-        """A tool call that is no step, for whoever holds the tools alone."""
+        """A tool call that is no step, for callers that hold the tools alone."""
         return await self._current().use(tool, params)
 
     def _current(self) -> RemoteEpisode:

@@ -1,4 +1,4 @@
-"""Verifier code: Python that somebody wrote into a task, run in a sandbox of its own and never in this process.
+"""Verifier code: Python that a task's author wrote into it, run in a sandbox of its own and never in this process.
 
 The sandbox has no network. The code's questions about databases come out over the program's pipes, one at a time, and are
 answered from the instance, read-only. What is not a score is None: an exception, a syntax error, a timeout, a text, a NaN.

@@ -34,7 +34,7 @@ def plane_app(
         return answer({"status": "ok", "engines": list(parts.instances.engines)})
 
     async def ready(request: Request) -> Response:
-        well, told = await readiness(parts.duty, parts.store, parts.instances.engines, parts.clock)
+        well, told = await readiness(parts.drain, parts.store, parts.instances.engines, parts.clock)
         return answer(told, 200 if well else 503)
 
     async def openapi(request: Request) -> Response:

@@ -37,59 +37,35 @@ class ApiRoute(NamedTuple):
 
 
 _PAGE = ("limit", "cursor")
-_I = "/v1/instances/{id}"
+_FOUND = ("owner", "env", "run_id", "rollout_id", "label", "live", *_PAGE)
+_E, _N, _I = "/v1/envs/{name}/{version}", "/v1/instances", "/v1/instances/{id}"
 
 ROUTES: tuple[ApiRoute, ...] = (
     ApiRoute("GET", "/v1/engines", _ALL, owners.list_engines, "the engines and what each can do"),
     ApiRoute("POST", "/v1/envs", _AO, envs.create_env, "describe a new environment version", CreateEnv),
     ApiRoute("GET", "/v1/envs", _ALL, envs.list_envs, "a page of environments", None, ("q", "status", *_PAGE)),
-    ApiRoute("GET", "/v1/envs/{name}/{version}", _ALL, envs.get_env, "one environment version"),
-    ApiRoute("PUT", "/v1/envs/{name}/{version}", _AO, envs.update_env, "replace it, at the revision read", UpdateEnv),
-    ApiRoute("DELETE", "/v1/envs/{name}/{version}", _AO, envs.delete_env, "remove a draft (an admin: any)"),
-    ApiRoute("GET", "/v1/envs/{name}/{version}/exists", _ALL, envs.env_exists, "whether it is there"),
-    ApiRoute("POST", "/v1/envs/{name}/{version}/release", _AO, envs.release_env, "make it immutable", ReleaseEnv),
-    ApiRoute(
-        "GET", "/v1/envs/{name}/{version}/builds", _AO, envs.list_builds, "what its builds gave and said, by engine"
-    ),
-    ApiRoute(
-        "GET", "/v1/envs/{name}/{version}/builds/{engine}/output", _AO, envs.build_output, "all that a build printed"
-    ),
+    ApiRoute("GET", _E, _ALL, envs.get_env, "one environment version"),
+    ApiRoute("PUT", _E, _AO, envs.update_env, "replace it, at the revision read", UpdateEnv),
+    ApiRoute("DELETE", _E, _AO, envs.delete_env, "remove a draft (an admin: any)"),
+    ApiRoute("GET", f"{_E}/exists", _ALL, envs.env_exists, "whether it is there"),
+    ApiRoute("POST", f"{_E}/release", _AO, envs.release_env, "make it immutable", ReleaseEnv),
+    ApiRoute("GET", f"{_E}/builds", _AO, envs.list_builds, "what its builds gave and said, by engine"),
+    ApiRoute("GET", f"{_E}/builds/{{engine}}/output", _AO, envs.build_output, "all that a build printed"),
     ApiRoute("POST", "/v1/bundles", _AO, bundles.begin_upload, "a URL to send a bundle to", Upload),
     ApiRoute("POST", "/v1/bundles/{sha256}", _ALL, bundles.begin_download, "a URL to fetch a bundle from", Download),
+    ApiRoute("POST", _N, _AOT, instances.create_instance, "make an instance; honours Idempotency-Key", CreateInstance),
+    ApiRoute("GET", _N, _AOT, instances.list_instances, "a page of instances", None, _FOUND),
+    ApiRoute("POST", f"{_N}/delete", _AOT, instances.delete_instances, "delete by ids, run or labels", DeleteMany),
     ApiRoute(
-        "POST",
-        "/v1/instances",
-        _AOT,
-        instances.create_instance,
-        "make an instance; honours Idempotency-Key",
-        CreateInstance,
-    ),
-    ApiRoute(
-        *("GET", "/v1/instances", _AOT, instances.list_instances, "a page of instances", None),
-        ("owner", "env", "run_id", "rollout_id", "label", "live", *_PAGE),
-    ),
-    ApiRoute(
-        "POST", "/v1/instances/delete", _AOT, instances.delete_instances, "delete by ids, run or labels", DeleteMany
-    ),
-    ApiRoute(
-        "GET",
-        "/v1/changes",
-        _AOT,
-        watching.list_changes,
-        "what changed since a cursor",
-        None,
+        *("GET", "/v1/changes", _AOT, watching.list_changes, "what changed since a cursor", None),
         ("owner", "cursor", "wait_s"),
     ),
     ApiRoute(
-        "GET", "/v1/watch", _AOT, watching.stream_changes, "changes as server-sent events", None, ("owner", "cursor")
+        *("GET", "/v1/watch", _AOT, watching.stream_changes, "changes as server-sent events", None),
+        ("owner", "cursor"),
     ),
     ApiRoute(
-        "GET",
-        _I,
-        _ALL,
-        instances.get_instance,
-        "a live instance, or its first state after `not`",
-        None,
+        *("GET", _I, _ALL, instances.get_instance, "a live instance, or its first state after `not`", None),
         ("not", "wait_s"),
     ),
     ApiRoute("DELETE", _I, _AOT, instances.delete_instance, "delete an instance"),

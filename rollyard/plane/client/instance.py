@@ -8,7 +8,6 @@ switch. Health is what the instance said, never made up.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -130,9 +129,7 @@ class OpenedInstance:
                 raise
         return client
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         if self._client is not None:
             await self._client.aclose()
             await self._client.delete()

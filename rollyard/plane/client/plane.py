@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import errno
 import hashlib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Self
@@ -165,6 +166,10 @@ class Plane:
         except TimeoutError as error:
             raise PlaneUnavailable(f"{self.url} did not answer {method} {path} in time") from error
         except HttpFailure as error:
+            cause = error.__cause__
+            if isinstance(cause, ConnectionError) or getattr(cause, "errno", None) == errno.ECONNREFUSED:
+                hint = "start one with `rollyard serve plane`, or name another with ROLLYARD_URL"
+                raise PlaneUnavailable(f"no control plane answers at {self.url}", hint=hint) from error
             raise PlaneUnavailable(f"{method} {path} at {self.url} broke: {error}") from error
         return answer.status, answer.body
 
@@ -277,7 +282,7 @@ class PlaneInstances:
         await self._plane.bytes("PUT", f"/v1/instances/{instance_id}/files", data, query={"path": path})
 
     async def presign(self, instance_id: str, port: int, *, minutes: float = 5.0) -> str:
-        """A URL to one port, for whoever has it, until it expires; it ends with a slash."""
+        """A URL to one port, for the holder, until it expires; it ends with a slash."""
         asked = {"port": port, "minutes": minutes}
         url = (await self._plane.json("POST", f"/v1/instances/{instance_id}/presign", asked)).get("url")
         if not isinstance(url, str):

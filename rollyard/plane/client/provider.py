@@ -39,7 +39,7 @@ _AGAIN = (PlaneUnavailable, PlaneQuota, PlaneRateLimited)
 
 
 class PlaneProvider:
-    """Address and key are arguments or `ROLLYARD_URL` and `ROLLYARD_KEY`; without them this fails here and asks nobody."""
+    """Address and key are arguments or `ROLLYARD_URL` and `ROLLYARD_KEY`; without them the constructor raises."""
 
     name = "plane"
 
@@ -47,7 +47,9 @@ class PlaneProvider:
         where, secret = url or os.environ.get(URL_VARIABLE, ""), key or os.environ.get(KEY_VARIABLE, "")
         for variable, value in ((URL_VARIABLE, where), (KEY_VARIABLE, secret)):
             if not value.strip():
-                raise ConfigError(f"environments of a plane need {variable}", hint="see `serve plane --print-env`")
+                raise ConfigError(
+                    f"environments of a plane need {variable}", hint="`rollyard serve plane --print-env` prints it"
+                )
         self._plane, self._key, self._ready_s = Plane(where, secret), secret, ready_s
 
     @property
@@ -128,7 +130,7 @@ class PlaneInstance:
 
 
 class _InstanceDatabases(SandboxDatabases):
-    """Asked through the plane: one run of the program for one question."""
+    """Through the plane: one run of the program for each query."""
 
     def __init__(self, plane: Plane, instance_id: str, paths: Mapping[str, str]) -> None:
         self.paths = dict(paths)

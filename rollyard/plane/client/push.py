@@ -67,7 +67,7 @@ async def pull(plane: Plane, name: str, version: str, target: Path) -> Path:
     record = await plane.envs.get(name, version)
     sha256 = ((record.get("spec") or {}).get("artifacts") or {}).get(BUNDLE)
     if not isinstance(sha256, str):
-        raise ConfigError(f"{name}@{version} was not pushed: it has no bundle")
+        raise ConfigError(f"{name}@{version} has no files: it was not pushed", hint="`rollyard push FOLDER` sends them")
     unpack(await plane.envs.download(sha256), target)
     return target
 

@@ -1,4 +1,4 @@
-"""The compatible faces of one plane put together, and who answers a request: by the socket it came in on, then by its path.
+"""The compatible APIs of one plane put together, and which answers a request: by the socket it came in on, then by its path.
 
 E2B's client builds some URLs from the host alone, so its paths are at the root, beside the plane's own; `/health` is E2B's only
 where the request names a sandbox. Fleet's is below `/fleet`, ROCK's below `/rock/KEY`, AEnvironment's has an address of its own.
@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rollyard.plane.compat.aenv.app import aenv_apps, aenv_sockets
 from rollyard.plane.compat.aenv.callers import AenvCallers
 from rollyard.plane.compat.e2b.app import e2b_app
-from rollyard.plane.compat.fleet.open import FleetOptions, FleetParts, fleet_face, open_fleet
+from rollyard.plane.compat.fleet.open import FleetOptions, FleetParts, open_fleet, open_fleet_app
 from rollyard.plane.compat.rock.app import rock_app
 from rollyard.plane.http.request_log import RequestLog
 from rollyard.plane.parts import PlaneParts
@@ -43,7 +43,7 @@ _FLEET, _ROCK = "/fleet", "/rock"
 _OF_A_SANDBOX = (b"e2b-sandbox-id", b"x-access-token")
 
 
-class FaceOptions(msgspec.Struct, frozen=True, kw_only=True):
+class CompatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`aenv` is an address, `auto` for a spare loopback one, or `off`; `aenv_keys` refuses its clients without a key."""
 
     aenv: str = "auto"
@@ -51,7 +51,7 @@ class FaceOptions(msgspec.Struct, frozen=True, kw_only=True):
     fleet: FleetOptions = FleetOptions()
 
 
-class FaceParts(NamedTuple):
+class CompatParts(NamedTuple):
     """The options read, and listened for. Whatever may be refused about them has been, and nothing was written."""
 
     fleet: FleetParts
@@ -60,18 +60,18 @@ class FaceParts(NamedTuple):
 
 
 @asynccontextmanager
-async def open_face_parts(options: FaceOptions) -> AsyncGenerator[FaceParts]:
+async def open_compat_parts(options: CompatOptions) -> AsyncGenerator[CompatParts]:
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(open_fleet(options.fleet))
         aenv = None if options.aenv == "off" else aenv_sockets(options.aenv)
         for sock in aenv or ():
             stack.callback(sock.close)
-        yield FaceParts(fleet, aenv, options.aenv_keys)
+        yield CompatParts(fleet, aenv, options.aenv_keys)
 
 
-class Footing(msgspec.Struct, frozen=True, kw_only=True):
-    """What the faces stand on. `secret` signs their tokens, `url` is where callers reach the plane and `own_url` where the plane
-    reaches itself; rollouts of jobs go to `store`."""
+class CompatContext(msgspec.Struct, frozen=True, kw_only=True):
+    """What the compatible APIs need of the plane. `secret` signs their tokens, `url` is where callers reach the plane and
+    `own_url` where the plane reaches itself; rollouts of jobs go to `store`."""
 
     parts: PlaneParts
     secret: str
@@ -82,8 +82,8 @@ class Footing(msgspec.Struct, frozen=True, kw_only=True):
     store: Store | None = None
 
 
-class Faces:
-    """The plane's app, and those of the faces for the requests that are theirs. `at` are apps with an address to themselves;
+class CompatApps:
+    """The plane's app, and those of the compatible APIs for their requests. `at` are apps with an address to themselves;
     `named` are the variables that existing clients find this plane by."""
 
     def __init__(
@@ -123,34 +123,34 @@ class Faces:
 
 
 @asynccontextmanager
-async def open_faces(app: ASGIApp, footing: Footing, given: FaceParts) -> AsyncGenerator[Faces]:
-    parts, url = footing.parts, footing.url
-    named = {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": footing.sdk_key}
+async def open_compat_apps(app: ASGIApp, context: CompatContext, given: CompatParts) -> AsyncGenerator[CompatApps]:
+    parts, url = context.parts, context.url
+    named = {"E2B_API_URL": url, "E2B_SANDBOX_URL": url, "E2B_API_KEY": context.sdk_key}
     async with AsyncExitStack() as stack:
         fleet = await stack.enter_async_context(
-            fleet_face(
+            open_fleet_app(
                 parts,
-                secret=footing.secret,
-                url=f"{footing.own_url}{_FLEET}",
+                secret=context.secret,
+                url=f"{context.own_url}{_FLEET}",
                 given=given.fleet,
-                store=footing.store,
-                log=footing.log,
+                store=context.store,
+                log=context.log,
             )
         )
         if fleet is not None:
-            named |= {"FLEET_BASE_URL": f"{url}{_FLEET}", "FLEET_API_KEY": footing.sdk_key}
+            named |= {"FLEET_BASE_URL": f"{url}{_FLEET}", "FLEET_API_KEY": context.sdk_key}
         at: dict[socket.socket, ASGIApp] = {}
         if given.aenv is not None:
             address = given.aenv[0].getsockname()[0]
             anonymous = ip_address(address).is_loopback and not given.aenv_keys
-            callers = AenvCallers(parts.access, secret=footing.secret, anonymous=anonymous)
-            apps = aenv_apps(parts, callers, footing.log, public_url=url)
+            callers = AenvCallers(parts.access, secret=context.secret, anonymous=anonymous)
+            apps = aenv_apps(parts, callers, context.log, public_url=url)
             at |= zip(given.aenv, apps, strict=True)
             named["AENV_SYSTEM_URL"] = f"http://[{address}]" if ":" in address else f"http://{address}"
-        named["ROCK_BASE_URL"] = f"{url}{_ROCK}/{footing.sdk_key}"
-        e2b = e2b_app(parts, secret=footing.secret, log=footing.log)
-        rock = rock_app(_ROCK, parts, footing.log)
-        yield Faces(app, e2b=e2b, fleet=fleet, rock=rock, at=at, named=named)
+        named["ROCK_BASE_URL"] = f"{url}{_ROCK}/{context.sdk_key}"
+        e2b = e2b_app(parts, secret=context.secret, log=context.log)
+        rock = rock_app(_ROCK, parts, context.log)
+        yield CompatApps(app, e2b=e2b, fleet=fleet, rock=rock, at=at, named=named)
 
 
 def sdk_key_of(admin_key: str) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 import os
-from types import TracebackType
 from typing import Any, Self
 
 from rollyard.core.errors import ConfigError, PlaneInvalid, PlaneNotFound, PlaneUnavailable, PlaneUnsupported
@@ -99,9 +98,7 @@ class ArcaEngine:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._service.aclose()
 
 

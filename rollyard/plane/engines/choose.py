@@ -31,7 +31,7 @@ def choose(engines: Mapping[str, Engine], name: str | None) -> Engine:
     """The engine of this name; the first one where none is asked for."""
     if name is None:
         if not engines:
-            raise ConfigError("this plane has no engine")
+            raise ConfigError("this plane has no engine", hint="start it with --engine local")
         return next(iter(engines.values()))
     if name not in engines:
         raise UnknownName("engine", name, list(engines))

@@ -1,7 +1,7 @@
 """`Engine`: what makes instances, and `EngineCapabilities`: what each can.
 
 An engine is asked only for what its `capabilities` say; the plane refuses the rest with 501 before anything happens. An engine
-that cannot list is no special case for anybody but the sweep. Everything an engine makes bears the instance's id, so that
+that cannot list is a special case for the sweep alone. Everything an engine makes bears the instance's id, so that
 what a crash left behind is found again.
 """
 
@@ -64,7 +64,7 @@ class Engine(Protocol):
 
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
 
 

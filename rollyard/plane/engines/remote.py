@@ -64,9 +64,7 @@ class RemoteEngine:
         self.capabilities = await self._capabilities()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._plane.aclose()
 
     async def _capabilities(self) -> EngineCapabilities:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from types import TracebackType
 from typing import Any, Self, cast
 
 from rollyard.core.errors import PlaneNotFound, PlaneUnavailable, PlaneUnsupported, SandboxGone
@@ -119,9 +118,7 @@ class StandardEngine:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._service.aclose()
 
 

@@ -5,7 +5,7 @@
 | `/v1/instances/{id}/data/...` | the environment's own (`port`) | an API key that sees the instance, or the instance's token |
 | `/v1/instances/{id}/mcp` | the same, at `/mcp` | the same |
 | `/v1/instances/{id}/port/{port}/...` | any | the same |
-| `/at/{signed}/...` | the one that was signed | whoever has the URL, until it expires |
+| `/at/{signed}/...` | the one that was signed | the holder of the URL, until it expires |
 
 Where a request goes is decided here, from the instance's record, and from nothing that the caller sends. The caller's key does
 not travel on. Passing traffic counts as a sign of life.
@@ -33,7 +33,7 @@ from rollyard.net.forward_websocket import forward_ws
 from rollyard.plane.engines.choose import refuse
 from rollyard.plane.engines.protocol import PresigningEngine
 from rollyard.plane.http.wire import refusal
-from rollyard.plane.service.access import Access, bearer, sees
+from rollyard.plane.service.access import Access, bearer, check_visible
 from rollyard.plane.service.instances import Instances
 from rollyard.plane.service.metrics import PlaneCounters
 from rollyard.plane.service.signing import Signer
@@ -185,7 +185,7 @@ class Gateway:
             return await self._instances.record(instance_id)
         caller = await self._access.caller(header)
         found = await self._instances.record(instance_id)
-        sees(caller, found)
+        check_visible(caller, found)
         return found
 
     def _own_token(self, instance_id: str) -> bytes:

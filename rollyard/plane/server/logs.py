@@ -1,6 +1,6 @@
 """What a server writes about itself: one JSON object a line on stderr. stdout has the ready line and nothing else.
 
-What looks like a key, a token or a signed URL is taken out of every value, whoever put it there.
+What looks like a key, a token or a signed URL is taken out of every value.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 _SECRET = re.compile(
-    r"(ryk|ryi|sign|face|page)-[A-Za-z0-9_.-]{16,}"
+    r"(ryk|ryi|sign|page)-[A-Za-z0-9_.-]{16,}"
     r"|e2b_[0-9a-f]{32,}"
     r"|(?<=/at/)[^/\s\"']+"
     r"|(?<=/bundles/)[^/\s\"']+"

@@ -27,7 +27,7 @@ from rollyard.net.web_pages import AllowedHosts, NoWebPages
 from rollyard.page.app import page_app, plane_page_app
 from rollyard.page.planes import PlaneTables
 from rollyard.plane.api.app import plane_app
-from rollyard.plane.compat.apis import FaceOptions, Footing, open_face_parts, open_faces, sdk_key_of
+from rollyard.plane.compat.apis import CompatContext, CompatOptions, open_compat_apps, open_compat_parts, sdk_key_of
 from rollyard.plane.engines.choose import engine
 from rollyard.plane.engines.protocol import Engine
 from rollyard.plane.http.request_log import RequestLog
@@ -63,7 +63,7 @@ class PlaneOptions(msgspec.Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     log_requests: bool = False
     build_network: str = "none"
-    faces: FaceOptions = FaceOptions()
+    compat: CompatOptions = CompatOptions()
 
 
 def serve_plane(options: PlaneOptions, *, say: Callable[[ServerReady], None]) -> None:
@@ -77,7 +77,7 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)
         port = sock.getsockname()[1]
-        given = await stack.enter_async_context(open_face_parts(options.faces))
+        given = await stack.enter_async_context(open_compat_parts(options.compat))
         kept, store = await stack.enter_async_context(open_plane(options.store))
         clock = StorageClock()
         await clock.start(kept)
@@ -117,30 +117,30 @@ async def _serve(options: PlaneOptions, say: Callable[[ServerReady], None]) -> N
         for work in (sweeping, filling, clock.follow(kept)):
             stack.push_async_callback(_stop, asyncio.create_task(work))
         url = http_url(options.host, port)
-        footing = Footing(
+        context = CompatContext(
             parts=parts,
-            secret=secret_for("faces", signing_secret),
+            secret=secret_for("compat", signing_secret),
             url=options.public_url or url,
             own_url=url,
             sdk_key=sdk_key,
             log=log,
             store=store,
         )
-        faces = await stack.enter_async_context(open_faces(app, footing, given))
+        compat = await stack.enter_async_context(open_compat_apps(app, context, given))
         say(
             ServerReady(
                 server="plane",
                 url=url,
                 details=f"engines: {', '.join(engines)}; admin key: {key_file}",
                 facts={"engines": tuple(engines), "admin_key_file": str(key_file)},
-                variables={**faces.named, "ROLLYARD_URL": url, "ROLLYARD_KEY": key},
+                variables={**compat.named, "ROLLYARD_URL": url, "ROLLYARD_KEY": key},
             )
         )
         await serve_app(
-            faces,
+            compat,
             sock,
-            *faces.sockets,
-            drain=Drain(parts.duty.over, options.drain_s),
+            *compat.sockets,
+            drain=Drain(parts.drain.stopping, options.drain_s),
             log_config=None,
             log_level=None,
             access_log=True,

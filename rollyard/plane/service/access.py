@@ -101,7 +101,7 @@ def bearer(header: str | None) -> str:
 
 
 def owner_for(caller: ApiKey, asked: str | None) -> str:
-    """On whose account: an admin may name anybody, others only themselves."""
+    """On whose account: an admin may name any owner, others only themselves."""
     if asked is None or asked == caller.owner:
         return caller.owner
     if caller.role != "admin":
@@ -109,13 +109,13 @@ def owner_for(caller: ApiKey, asked: str | None) -> str:
     return asked
 
 
-def sees(caller: ApiKey, instance: Instance) -> None:
+def check_visible(caller: ApiKey, instance: Instance) -> None:
     own = caller.role == "admin" or caller.owner == instance.owner
     if not own or caller.instance_id not in (None, instance.id):
         raise PlaneNotFound(f"there is no instance {instance.id}")
 
 
-def may_change(caller: ApiKey, record: EnvRecord) -> None:
+def check_may_change(caller: ApiKey, record: EnvRecord) -> None:
     """An environment is changed by its owner or an admin, since others run it."""
     if caller.role != "admin" and caller.owner != record.owner:
         raise PlaneForbidden(f"{record.id} belongs to another owner", hint="push it under another name")

@@ -22,8 +22,8 @@ class EnvSpecs:
         self._store, self._hub, self._engines, self._builds = store, hub, engines, builds
 
     async def find(self, asked: CreateInstance, owner: str) -> EnvSpec:
-        """What `owner` runs when it runs this environment. The values of its variables are its owner's secrets: whoever runs
-        a program in an instance can read them there, so another owner gives values of its own."""
+        """What `owner` runs when it runs this environment. The values of its variables are its owner's secrets: a
+        program in an instance can read them there, so another owner gives values of its own."""
         name, separator, version = (asked.env or "").partition("@")
         if not separator or not name or not version:
             raise PlaneInvalid(f"env {asked.env!r} is not name@version")

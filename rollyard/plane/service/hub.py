@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Callable
 from rollyard.core.errors import PlaneInvalid, PlaneNotFound
 from rollyard.core.plane import ApiKey, EnvRecord, EnvSpec
 from rollyard.net.paging import each_page
-from rollyard.plane.service.access import is_snapshot, may_change, snapshot_id
+from rollyard.plane.service.access import check_may_change, is_snapshot, snapshot_id
 from rollyard.plane.service.cursors import read_cursor, write_cursor
 from rollyard.plane.storage.protocol import PlaneStore
 
@@ -26,7 +26,7 @@ class Hub:
     async def create(
         self, name: str, version: str, spec: EnvSpec, *, by: ApiKey, owner: str | None = None
     ) -> EnvRecord:
-        """A name belongs to the owner of its first version, so nobody's next version comes from somebody else."""
+        """A name belongs to the owner of its first version, so its next version comes from no other owner."""
         _check(name, version, spec)
         now = self._clock()
         record = EnvRecord(
@@ -39,7 +39,7 @@ class Hub:
             created_at=now,
             updated_at=now,
         )
-        may_change(by, record)
+        check_may_change(by, record)
         await self._give_image(spec, record.owner, by)
         return await self._store.create_env(record)
 
@@ -67,18 +67,18 @@ class Hub:
         """`revision` is the one the caller read; another change in between is a conflict, never overwritten."""
         _check(name, version, spec)
         before = await self.get(name, version)
-        may_change(by, before)
+        check_may_change(by, before)
         await self._give_image(spec, before.owner, by)
         return await self._store.update_env(name, version, spec, revision=revision, at=self._clock())
 
     async def release(self, name: str, version: str, *, revision: int | None = None, by: ApiKey) -> EnvRecord:
         """From here on it never changes."""
-        may_change(by, await self.get(name, version))
+        check_may_change(by, await self.get(name, version))
         return await self._store.release_env(name, version, revision=revision, at=self._clock())
 
     async def delete(self, name: str, version: str, *, by: ApiKey) -> None:
         """A draft by its owner; a released one by an admin alone."""
-        may_change(by, await self.get(name, version))
+        check_may_change(by, await self.get(name, version))
         await self._store.delete_env(name, version, released=by.role == "admin")
 
     async def page(

@@ -1,6 +1,6 @@
 """The plane's instances as a sandbox backend: what is opened here has a row, an owner, a quota, an end and a history.
 
-Parts that open sandboxes (the Fleet face, verifiers of its tasks, rollouts of its jobs) thereby get instances without knowing it.
+Parts that open sandboxes (the Fleet API, verifiers of its tasks, rollouts of its jobs) thereby get instances without knowing it.
 Who owns one is read from its labels by `owner`, since a spec has no such field. Only what an instance's plan can carry is taken:
 a spec that asks for layers, a user, a directory or options is refused.
 """
@@ -8,7 +8,6 @@ a spec that asks for layers, a user, a directory or options is refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -98,9 +97,7 @@ class InstanceBackend:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         return None
 
 

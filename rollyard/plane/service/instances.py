@@ -1,7 +1,7 @@
 """Instances: from an environment or a bare image to a running thing with an owner, a time to live and a history.
 
 The order of steps is the whole point. Creation is journalled (with its quota) before the engine is asked; what the engine
-made is written down before anybody is told; deletion is written down before the engine is asked. A crash between any two
+made is written down before the caller is told; deletion is written down before the engine is asked. A crash between any two
 steps therefore leaves a row that the sweep settles, and never a thing without a row.
 """
 
@@ -56,7 +56,7 @@ from rollyard.plane.service.create_request import (
     run_of,
 )
 from rollyard.plane.service.cursors import read_cursor, write_cursor
-from rollyard.plane.service.drain import Duty
+from rollyard.plane.service.drain import DrainState
 from rollyard.plane.service.env_specs import EnvSpecs
 from rollyard.plane.service.hub import MAX_PAGE, Hub
 from rollyard.plane.service.request_note import note_creation, note_instance, say_origin
@@ -77,11 +77,11 @@ class Instances:
         plane: str,
         settings: CreateDefaults | None = None,
         clock: Callable[[], float] = time.time,
-        duty: Duty | None = None,
+        drain: DrainState | None = None,
         builds: Builds | None = None,
         rates: CallRates | None = None,
     ) -> None:
-        self._duty = duty or Duty()
+        self._drain = drain or DrainState()
         self._store, self.engines, self._plane = store, engines, plane
         self._specs = EnvSpecs(store, hub, engines, builds or Builds(store, clock=clock))
         self.settings = settings or CreateDefaults()
@@ -103,7 +103,7 @@ class Instances:
     ) -> tuple[Instance, bool]:
         """The instance, and whether this request made it. `prepare` is what has to be done in a new one before it runs: one that
         cannot be prepared has failed, and is gone from its engine."""
-        self._duty.refuse()
+        self._drain.refuse()
         note_creation()
         check_request(asked, self.settings)
         request = (caller, key, hashlib.sha256(msgspec.json.encode(asked)).digest()) if key else None
@@ -417,7 +417,7 @@ class Instances:
 
     async def fork(self, instance_id: str, count: int = 1) -> list[Instance]:
         """New instances that begin with what this one has written, each journalled like any other."""
-        self._duty.refuse()
+        self._drain.refuse()
         instance, _ = await self.running(instance_id)
         plan = replace(instance.plan, image=await self.snapshot(instance_id))
         again = CreateInstance(

@@ -71,7 +71,7 @@ async def _read(parts: AsyncIterator[bytes]) -> bytes:
             if len(kept) > MAX_BUNDLE:
                 raise PlaneTooLarge(f"a project has at most {MAX_BUNDLE} bytes")
     except zlib.error as error:
-        raise PlaneInvalid(f"what was sent is no gzip: {error}") from error
+        raise PlaneInvalid(f"what was sent is not gzip: {error}") from error
     return bytes(kept)
 
 
@@ -81,6 +81,6 @@ def _top_folder(data: bytes) -> str:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             names = [entry.name.removeprefix("./") for entry in tar if not entry.isdir()]
     except tarfile.TarError as error:
-        raise PlaneInvalid(f"what was sent is no tar: {error}") from error
+        raise PlaneInvalid(f"what was sent is not a tar archive: {error}") from error
     tops = {name.partition("/")[0] for name in names}
     return tops.pop() if len(tops) == 1 and all("/" in name for name in names) else ""

@@ -91,7 +91,7 @@ class Shelf(Generic[T]):
         """One, or all of the scope."""
         await self._store.drop_records(self._kind, scope, name)
 
-    # work that somebody has to take up
+    # work that a server has to take up
 
     async def next_due(self) -> float | None:
         return await self._store.next_due(self._kind)

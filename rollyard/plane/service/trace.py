@@ -13,7 +13,7 @@ from typing import Any
 from rollyard.core.errors import Error, PlaneNotFound
 from rollyard.core.plane import ApiKey, EnvRecord, Instance
 from rollyard.core.rollout import Rollout
-from rollyard.plane.service.access import sees, show_env
+from rollyard.plane.service.access import check_visible, show_env
 from rollyard.plane.service.shapes import env_json, instance_json, rfc3339
 from rollyard.plane.storage.protocol import PlaneStore
 from rollyard.store import Store
@@ -31,7 +31,7 @@ class Traces:
         admin = caller.role == "admin"
         instance = await self._named_instance(trace_id)
         if instance is not None:
-            sees(caller, instance)
+            check_visible(caller, instance)
         rollout_id = trace_id if instance is None else instance.rollout_id
         rollout = await self._rollout(rollout_id)
         if instance is None:

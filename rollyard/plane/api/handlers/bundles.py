@@ -46,7 +46,7 @@ async def get_trace(call: ApiCall) -> Response:
 
 
 class SignedBundles:
-    """Whoever bears the signed URL may: nobody is asked for a key."""
+    """The holder of the signed URL may; no key is asked for."""
 
     def __init__(self, parts: PlaneParts) -> None:
         self._bundles, self._projects = parts.bundles, parts.projects

@@ -11,7 +11,7 @@ from rollyard.core.errors import PlaneNotFound
 from rollyard.core.plane import EnvSpec
 from rollyard.plane.api.handlers.call import ApiCall
 from rollyard.plane.http.wire import answer, body, number
-from rollyard.plane.service.access import may_change, owner_for, show_env
+from rollyard.plane.service.access import check_may_change, owner_for, show_env
 from rollyard.plane.service.shapes import env_json
 
 
@@ -72,7 +72,7 @@ async def env_exists(call: ApiCall) -> Response:
 
 async def list_builds(call: ApiCall) -> Response:
     record = await call.parts.hub.get(**call.request.path_params)
-    may_change(call.caller, record)
+    check_may_change(call.caller, record)
     found, build = dict[str, Any](), record.spec.build
     for engine in call.parts.instances.engines:
         done = await call.parts.builds.find(engine, record.owner, build) if build is not None else None
@@ -85,7 +85,7 @@ async def build_output(call: ApiCall) -> Response:
     """All that the build on one engine printed, as text."""
     path = call.request.path_params
     record = await call.parts.hub.get(path["name"], path["version"])
-    may_change(call.caller, record)
+    check_may_change(call.caller, record)
     build = record.spec.build
     done = await call.parts.builds.find(path["engine"], record.owner, build) if build is not None else None
     if done is None:

@@ -12,10 +12,10 @@ from starlette.responses import Response, StreamingResponse
 from rollyard.core.errors import PlaneInvalid, PlaneNotFound
 from rollyard.core.plane import Instance
 from rollyard.plane.api.handlers.call import ApiCall
-from rollyard.plane.api.handlers.watching import waiting
+from rollyard.plane.api.handlers.watching import read_wait
 from rollyard.plane.engines.protocol import START_JOB
 from rollyard.plane.http.wire import answer, body, number, raw_body
-from rollyard.plane.service.access import owner_for, sees
+from rollyard.plane.service.access import check_visible, owner_for
 from rollyard.plane.service.create_request import CreateInstance
 from rollyard.plane.service.shapes import happening_json, instance_json, rfc3339
 from rollyard.plane.service.watch import until_not
@@ -83,7 +83,7 @@ async def list_instances(call: ApiCall) -> Response:
 
 async def _own(call: ApiCall) -> Instance:
     found = await call.parts.instances.record(call.request.path_params["id"])
-    sees(call.caller, found)
+    check_visible(call.caller, found)
     return found
 
 
@@ -93,7 +93,7 @@ async def get_instance(call: ApiCall) -> Response:
     if state is None:
         return answer(instance_json(await call.parts.instances.get(own.id)))
     found = await until_not(
-        lambda: call.parts.instances.record(own.id), state, waiting(call.request), call.parts.duty.over
+        lambda: call.parts.instances.record(own.id), state, read_wait(call.request), call.parts.drain.stopping
     )
     return answer(instance_json(found))
 
@@ -119,7 +119,7 @@ async def delete_instances(call: ApiCall) -> Response:
     outcomes: dict[str, str] = {}
     for instance_id in asked.ids:
         try:
-            sees(call.caller, await call.parts.instances.record(instance_id))
+            check_visible(call.caller, await call.parts.instances.record(instance_id))
             ids.append(instance_id)
         except PlaneNotFound:
             outcomes[instance_id] = "not_found"

@@ -18,9 +18,9 @@ _FIRST = 500
 
 
 async def list_changes(call: ApiCall) -> Response:
-    cursor, wait_s = call.request.query_params.get("cursor"), waiting(call.request)
+    cursor, wait_s = call.request.query_params.get("cursor"), read_wait(call.request)
     watcher = Watcher(call.parts.store, choose_owner(call.request, call.caller), cursor, call.parts.clock())
-    found = await watcher.wait(wait_s, call.parts.duty.over) if cursor else []
+    found = await watcher.wait(wait_s, call.parts.drain.stopping) if cursor else []
     return answer({"items": [instance_json(one) for one in found], "next": watcher.cursor})
 
 
@@ -31,17 +31,17 @@ async def stream_changes(call: ApiCall) -> Response:
     first = [] if cursor else (await call.parts.instances.page(owner=owner, limit=_FIRST))[0]
     watcher.note(first)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    lines = events(watcher, first, call.parts.duty.over)
+    lines = events(watcher, first, call.parts.drain.stopping)
     return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
 
 
 def choose_owner(request: Request, caller: ApiKey) -> str | None:
-    """Whose instances: an admin may name anybody or nobody, others see their own."""
+    """Whose instances: an admin may name any owner or none, others see their own."""
     asked = request.query_params.get("owner")
     return asked if caller.role == "admin" else owner_for(caller, asked)
 
 
-def waiting(request: Request) -> float:
+def read_wait(request: Request) -> float:
     text = request.query_params.get("wait_s", "0")
     try:
         seconds = float(text)

@@ -15,7 +15,7 @@ from rollyard.net.binding import listen
 from rollyard.plane.compat.aenv.callers import AenvCallers
 from rollyard.plane.compat.aenv.control import AenvControl
 from rollyard.plane.compat.aenv.data import DataPort
-from rollyard.plane.compat.aenv.hub import HubFace
+from rollyard.plane.compat.aenv.hub import AenvHub
 from rollyard.plane.http.request_log import RequestLog, WatchedApp
 from rollyard.plane.http.wire import answer
 from rollyard.plane.parts import PlaneParts
@@ -31,7 +31,7 @@ def aenv_apps(plane: PlaneParts, callers: AenvCallers, log: RequestLog, *, publi
         return answer({})
 
     control = AenvControl(plane.hub, plane.instances, plane.gateway, callers, public_url=public_url)
-    hub = HubFace(plane.hub, plane.projects, callers, public_url=public_url)
+    hub = AenvHub(plane.hub, plane.projects, callers, public_url=public_url)
     routes = [*control.routes(), *hub.routes(), Route("/health", health)]
     data = DataPort(plane.instances, plane.gateway, callers)
     return Starlette(routes=routes, middleware=[log.watch("aenv")]), WatchedApp(data, log, "aenv", route="data port")

@@ -1,9 +1,9 @@
 """Who is asking on AEnvironment's ports, and the instance that a data request is for.
 
-Its package sends a key only if it was given one, and none at all on the data port. So without a key everybody on this machine is
-the owner `aenv` (unless keys are asked for), and on the data port the instance's own token decides. The package repeats the `ip`
-of an instance as the host of a URL in a header: the token travels there. Nothing is ever sent to that URL. A page that somebody
-on this machine looks at is not somebody on this machine: what a browser sends for it is refused.
+Its package sends a key only if it was given one, and none at all on the data port. So without a key every program on this
+machine is the owner `aenv` (unless keys are asked for), and on the data port the instance's own token decides. The package
+repeats the `ip` of an instance as the host of a URL in a header: the token travels there. Nothing is ever sent to that URL. A
+web page shown in a browser of this machine is no such program: what a browser sends for it is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rollyard.net.web_pages import AllowedHosts, page_reason
 from rollyard.plane.service.access import Access
 from rollyard.plane.service.instances import Instances
 
-ANYBODY = ApiKey(id="aenv", digest=b"", role="owner", owner=KEYLESS_OWNER, created_at=0.0)
+KEYLESS = ApiKey(id="aenv", digest=b"", role="owner", owner=KEYLESS_OWNER, created_at=0.0)
 _HERE = AllowedHosts("127.0.0.1")
 INSTANCE_HEADER = "aenvcore-envinstance-id"
 URL_HEADER = "aenvcore-mcpproxy-url"
@@ -36,7 +36,7 @@ class AenvCallers:
         if header is None and self._anonymous:
             if (why := page_reason(request.method, dict(request.headers.raw), _HERE)) is not None:
                 raise PlaneForbidden(f"requests without a key: {why}")
-            found = ANYBODY
+            found = KEYLESS
         else:
             found = await self._access.caller(header)
         if found.role not in roles:

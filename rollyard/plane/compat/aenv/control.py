@@ -1,7 +1,7 @@
 """The control port: instances made, shown, listed, given URLs and deleted, in AEnvironment's envelope.
 
-Creating returns when the instance runs, and one that is still being made is shown only when it is not any more, so the package's
-poll every two seconds never has to wait. A list comes in the two shapes that its two clients read.
+Creating returns when the instance runs. A request for one that is still being made is held until it runs, so the package's poll
+every two seconds never has to wait. A list comes in the two shapes that its two clients read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rollyard.plane.compat.aenv.envelope import failure, ok, read, seconds
 from rollyard.plane.compat.aenv.shapes import OWNER_LABEL, check_runnable, instance_shape
 from rollyard.plane.gateway.gateway import Gateway
 from rollyard.plane.http.wire import MAX_BODY, raw_body
-from rollyard.plane.service.access import sees, show_env
+from rollyard.plane.service.access import check_visible, show_env
 from rollyard.plane.service.hub import Hub
 from rollyard.plane.service.instances import CreateInstance, Instances
 
@@ -148,7 +148,7 @@ class AenvControl:
     async def _own(self, request: Request) -> tuple[ApiKey, Instance]:
         caller = await self._callers.caller(request, *USERS)
         found = await self._instances.record(request.path_params["id"])
-        sees(caller, found)
+        check_visible(caller, found)
         return caller, found
 
     async def _all(self, caller: ApiKey, wanted: str) -> list[Instance]:

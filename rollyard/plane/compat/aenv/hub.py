@@ -13,7 +13,7 @@ from rollyard.plane.compat.aenv.control import Endpoint, envelope
 from rollyard.plane.compat.aenv.envelope import ok, read
 from rollyard.plane.compat.aenv.shapes import env_shape, spec_of, status_word, with_files
 from rollyard.plane.http.wire import MAX_BODY, number, raw_body
-from rollyard.plane.service.access import may_change, show_env
+from rollyard.plane.service.access import check_may_change, show_env
 from rollyard.plane.service.hub import Hub
 from rollyard.plane.service.projects import Projects
 
@@ -21,7 +21,7 @@ _READERS: tuple[Role, ...] = ("admin", "owner", "trainer", "agent")
 _WRITERS: tuple[Role, ...] = ("admin", "owner")
 
 
-class HubFace:
+class AenvHub:
     """`public_url` is where the URLs lead that projects are sent to."""
 
     def __init__(self, hub: Hub, projects: Projects, callers: AenvCallers, *, public_url: str) -> None:
@@ -73,7 +73,7 @@ class HubFace:
 
     async def update(self, request: Request) -> Response:
         caller, before = await self._read(request, *_WRITERS)
-        may_change(caller, before)
+        check_may_change(caller, before)
         if before.status == "released":
             raise PlaneForbidden(f"{before.id} is released and never changes")
         body = read(await raw_body(request, MAX_BODY))
@@ -84,7 +84,7 @@ class HubFace:
 
     async def release(self, request: Request) -> Response:
         caller, before = await self._read(request, *_WRITERS)
-        may_change(caller, before)
+        check_may_change(caller, before)
         if before.status == "released":
             raise PlaneForbidden(f"{before.id} is released already")
         made = await self._hub.release(before.name, before.version, revision=before.revision, by=caller)

@@ -1,7 +1,7 @@
 """Whose programs and files a client means: the user `user` with `/home/user`, as in every sandbox of the vendor's.
 
 A sandbox that has no such user is given one, once for each server that meets it. Where a backend runs programs as one user only,
-that user is everybody, and only the home directory is made. A path that is not absolute begins at the user's home.
+every name means that user, and only the home directory is made. A path that is not absolute begins at the user's home.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ def _to_error(error: Error | E2bRefusal) -> bytes:
 
 
 def user_of(request: Request) -> str | None:
-    """Whoever the client asks to be; None when it does not care."""
+    """The user that the client asks to be; None when it names none."""
     name = request.query_params.get("username", "")
     kind, _, value = request.headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic":

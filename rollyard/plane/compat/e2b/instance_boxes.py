@@ -41,11 +41,11 @@ from rollyard.plane.compat.e2b.template_start import run_start
 from rollyard.plane.compat.e2b.templates import BASE, TemplateBuild, Templates
 from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.parts import PlaneParts
-from rollyard.plane.service.access import sees
+from rollyard.plane.service.access import check_visible
 from rollyard.plane.service.instances import CreateInstance
 from rollyard.plane.service.shelf import Shelf
 
-_ANYBODY = ApiKey(id="e2b", digest=b"", role="owner", owner="local", created_at=0.0)
+_KEYLESS = ApiKey(id="e2b", digest=b"", role="owner", owner="local", created_at=0.0)
 _LOOK_S = 0.1
 _AT_HAND = 1000  # sandboxes; those that run nothing are looked up again
 
@@ -76,7 +76,7 @@ class InstanceBoxes:
 
     async def admit(self, key: str) -> ApiKey:
         if self._anonymous:
-            return _ANYBODY
+            return _KEYLESS
         found = await self._access.caller(f"Bearer {key}")
         if found.role == "agent":
             raise PlaneForbidden("a key of role agent may not do this", hint="use a trainer's")
@@ -169,7 +169,7 @@ class InstanceBoxes:
     async def _own(self, caller: ApiKey, sandbox_id: str) -> Instance:
         found = await self._record(sandbox_id)
         try:
-            sees(caller, found)
+            check_visible(caller, found)
         except PlaneNotFound as error:
             raise SandboxGone(f"sandbox {sandbox_id} is gone") from error
         return found
@@ -288,7 +288,7 @@ def _template(instance: Instance, build: TemplateBuild | None) -> str:
 
 
 async def _start(box: E2bSandbox, build: TemplateBuild) -> None:
-    """A sandbox whose template's own program does not come up is nobody's."""
+    """A sandbox whose template's own program does not come up is refused and removed."""
     await box.accounts.prepare()
     try:
         await run_start(box, build)
@@ -297,7 +297,7 @@ async def _start(box: E2bSandbox, build: TemplateBuild) -> None:
 
 
 async def _remove_image(backend: Backend, image: str) -> None:
-    """An image that no template leads to any more, from wherever the backend keeps it."""
+    """Remove an image that no template uses, from wherever the backend keeps it."""
     images = getattr(backend, "images", None)
     try:
         if isinstance(backend, OwnImages):

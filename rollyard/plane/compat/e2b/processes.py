@@ -151,7 +151,7 @@ class Processes:
             await self._find_others()
 
     def note_reader_gone(self, process: Process) -> None:
-        """Whoever rejoins it, at whichever server, goes on from here."""
+        """A client that rejoins it, at any server, goes on from here."""
         if self._kept is not None and not process.over.done():
             self._in_background(self._kept.note(process.pid, process.offsets))
 

@@ -16,9 +16,9 @@ from rollyard.core.errors import Error, SandboxGone
 from rollyard.core.plane import ApiKey
 from rollyard.plane.compat.e2b.errors import E2bRefusal, rest
 from rollyard.plane.compat.e2b.instance_boxes import InstanceBoxes
+from rollyard.plane.http.wire import MAX_BODY, raw_body
 
 _PAGE = 100
-_MAX_BODY = 2**20
 Endpoint = Callable[[Request, ApiKey], Awaitable[Response]]
 
 
@@ -39,13 +39,9 @@ async def refuse(request: Request, caller: ApiKey) -> Response:
 
 
 async def read_json(request: Request) -> dict[str, Any]:
-    body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > _MAX_BODY:
-            raise E2bRefusal("invalid_argument", "the request is too large", 413)
+    body = await raw_body(request, MAX_BODY)
     try:
-        return msgspec.json.decode(bytes(body), type=dict[str, Any]) if body else {}
+        return msgspec.json.decode(body or b"{}", type=dict[str, Any])
     except BAD_JSON as error:
         raise E2bRefusal("invalid_argument", f"not a JSON object: {error}") from error
 

@@ -43,7 +43,7 @@ class BuildLine(msgspec.Struct, frozen=True, kw_only=True):
 
 class TemplateBuild(msgspec.Struct, kw_only=True):
     """One build of a template: its image once it is ready, and how programs are started there. `asked` are the steps, `owner` and
-    `key_id` are who asked, and `sandbox` is where they are carried out: whoever goes on with it needs no more."""
+    `key_id` are who asked, and `sandbox` is where they are carried out: the server that goes on with it needs no more."""
 
     id: str
     template: str
@@ -78,7 +78,7 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Under which it is kept: one name of one owner is one template, whoever is first."""
+        """Under which it is kept: one name of one owner is one template."""
         return self.name or self.id
 
     def full_name(self, tag: str = DEFAULT_TAG) -> str:
@@ -168,7 +168,7 @@ class Templates:
         await self._templates.update(template.owner, template.key, lambda old: (old or template).unpoint(tags))
 
     async def remove(self, template: Template) -> list[str]:
-        """The images that nothing leads to any more."""
+        """The images that no template uses."""
         builds = await self.builds_of(template)
         await self._templates.drop(template.owner, template.key)
         await self.builds.drop(template.id)
@@ -252,7 +252,7 @@ class Templates:
 
 
 def _split(text: str, owner: str) -> tuple[str, str]:
-    """`owner/name:tag` as name and tag. Another's template is nobody's here."""
+    """`owner/name:tag` as name and tag. Another owner's template is unknown here."""
     whole, _, tag = text.partition(":")
     space, slash, name = whole.rpartition("/")
     return (whole, tag) if slash and space != owner else (name, tag)

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 
 from rollyard.core.ids import secret as new_secret
 from rollyard.plane.compat.fleet.control import FleetControl
-from rollyard.plane.compat.fleet.guard import Admit, Guard, anybody
+from rollyard.plane.compat.fleet.guard import Admit, Guard, admit_all
 from rollyard.plane.compat.fleet.instances import WorldInstances
 from rollyard.plane.compat.fleet.job_routes import JobRoutes
 from rollyard.plane.compat.fleet.job_worker import JobWorker
@@ -31,7 +31,7 @@ def fleet_app(
     plane: PlaneParts,
     engine: BackendEngine,
     *,
-    admit: Admit = anybody,
+    admit: Admit = admit_all,
     tasks: Tasks | None = None,
     secret: str | None = None,
     runner: Callable[[Guard], Runner] | None = None,

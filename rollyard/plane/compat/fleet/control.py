@@ -15,6 +15,7 @@ from rollyard.core.errors import Error
 from rollyard.plane.compat.fleet.errors import FleetRefusal, refuse
 from rollyard.plane.compat.fleet.guard import Guard
 from rollyard.plane.compat.fleet.instances import REGIONS, Make, WorldInstance, WorldInstances
+from rollyard.plane.http.wire import raw_body
 from rollyard.plane.service.shapes import rfc3339
 
 T = TypeVar("T")
@@ -35,11 +36,7 @@ def for_owner(guard: Guard, endpoint: Endpoint) -> Callable[[Request], Awaitable
 
 
 async def body(request: Request, kind: type[T]) -> T:
-    data = b""
-    async for part in request.stream():
-        data += part
-        if len(data) > _MAX_BODY:
-            raise FleetRefusal(413, f"a body is at most {_MAX_BODY} bytes")
+    data = await raw_body(request, _MAX_BODY)
     try:
         return msgspec.json.decode(data or b"{}", type=kind)
     except BAD_JSON as error:

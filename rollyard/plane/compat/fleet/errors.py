@@ -6,7 +6,8 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
-from rollyard.core.errors import ConfigError, EnvError, Error, PlaneError, SandboxGone, SandboxUnavailable, Unsupported
+from rollyard.core.errors import EnvError, Error, SandboxUnavailable
+from rollyard.plane.http.wire import status_of
 
 
 class FleetRefusal(Exception):
@@ -22,14 +23,6 @@ def refuse(error: FleetRefusal | Error) -> JSONResponse:
 
 
 def _status(error: Error) -> int:
-    if isinstance(error, PlaneError):
-        return error.status
-    if isinstance(error, SandboxGone):
-        return 410
     if isinstance(error, SandboxUnavailable):
         return 503
-    if isinstance(error, Unsupported):
-        return 501
-    if isinstance(error, (ConfigError, EnvError)):
-        return 400
-    return 502
+    return 400 if isinstance(error, EnvError) else status_of(error)[0]

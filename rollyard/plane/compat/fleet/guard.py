@@ -3,7 +3,7 @@
 | key | whose | opens |
 |---|---|---|
 | API key (`Authorization`) | the owner | everything of that owner |
-| runner token (`X-Runner-Token`) | whoever has an API key, on request | instance managers: reset, databases, verifier functions |
+| runner token (`X-Runner-Token`) | an API key, on request | instance managers: reset, databases, verifier functions |
 | instance token (`Authorization`) | an agent | the tools and pages of one instance |
 | page token (in a URL) | a browser | the pages of one instance, not its tools |
 """
@@ -22,7 +22,7 @@ Admit = Callable[[str | None], Awaitable[str]]
 LOCAL = "local"
 
 
-async def anybody(header: str | None) -> str:
+async def admit_all(header: str | None) -> str:
     return LOCAL
 
 
@@ -41,11 +41,11 @@ def bearer(header: str | None) -> str:
 
 
 class Guard:
-    """`open`: nobody needs a key."""
+    """`open`: no key is needed."""
 
     def __init__(self, admit: Admit, secret: str) -> None:
         self._admit, self._secret = admit, secret.encode()
-        self.open = admit is anybody
+        self.open = admit is admit_all
 
     async def owner(self, request: HTTPConnection) -> str:
         return await self._admit(request.headers.get("authorization"))

@@ -150,7 +150,7 @@ class Jobs:
         self.jobs = Shelf(store, "fleet_job", FleetServerJob, clock=clock)
         self.sessions = Shelf(store, "fleet_session", FleetSession, clock=clock)
         self.transcripts = Shelf(store, "fleet_transcript", list[Any], clock=clock)
-        self.wanted = asyncio.Event()  # somebody has asked for one here
+        self.wanted = asyncio.Event()  # a client has asked for one here
 
     async def create(self, owner: str, asked: JobRequest) -> FleetServerJob:
         if not self._runs:

@@ -1,6 +1,6 @@
 """What lies below an instance's root: its manager at `api/v1/env`, and its own server (MCP, pages) at everything else.
 
-The two have different keys: whoever may use the tools of an instance may not reset it, read its seed database or judge it.
+The two have different keys: a caller that may use the tools of an instance may not reset it, read its seed database or judge it.
 """
 
 from __future__ import annotations
@@ -164,23 +164,23 @@ class Manager:
         """Tools and pages, for who has a key."""
         instance_id: str = scope["path_params"]["id"]
 
-        async def admitted(place: WorldInstance) -> None:
+        async def check(place: WorldInstance) -> None:
             await self._guard.uses(HTTPConnection(scope), place.id, place.owner)
 
-        await self._forward(scope, receive, send, f"/i/{instance_id}", admitted)
+        await self._forward(scope, receive, send, f"/i/{instance_id}", check)
 
     async def pages(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pages alone, for who has the URL: a browser sends no key."""
         token, instance_id = scope["path_params"]["token"], scope["path_params"]["id"]
         prefix = f"/p/{token}/{instance_id}"
 
-        async def admitted(place: WorldInstance) -> None:
+        async def check(place: WorldInstance) -> None:
             self._guard.opens(token, place.id)
             path = unquote(_inner_path(scope, prefix).partition(b"?")[0].decode("latin-1"))
             if posixpath.normpath("/" + path.lstrip("/")).startswith(("/mcp", "/api/v1")):
                 raise FleetRefusal(404, "there is no such page")
 
-        await self._forward(scope, receive, send, prefix, admitted)
+        await self._forward(scope, receive, send, prefix, check)
 
     async def _forward(
         self,
@@ -188,14 +188,14 @@ class Manager:
         receive: Receive,
         send: Send,
         prefix: str,
-        admitted: Callable[[WorldInstance], Awaitable[None]],
+        check: Callable[[WorldInstance], Awaitable[None]],
     ) -> None:
         """To the world's own server, with nothing of the caller's key."""
         if scope["type"] == "websocket":
             await receive()
         try:
             place = await self._places.find(scope["path_params"]["id"])
-            await admitted(place)
+            await check(place)
             async with asyncio.timeout(_DIAL_S):
                 stream = await place.sandbox.dial(place.world.port)
         except (FleetRefusal, Error) as error:

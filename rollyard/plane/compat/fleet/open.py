@@ -55,7 +55,7 @@ async def open_fleet(options: FleetOptions) -> AsyncGenerator[FleetParts]:
 
 
 @asynccontextmanager
-async def fleet_face(
+async def open_fleet_app(
     plane: PlaneParts,
     *,
     secret: str,
@@ -64,7 +64,7 @@ async def fleet_face(
     store: Store | None,
     log: RequestLog,
 ) -> AsyncGenerator[Starlette | None]:
-    """None where no engine of the plane runs programs. `url` is where the face will be; rollouts of jobs go to `store`."""
+    """None where no engine of the plane runs programs. `url` is where the API will be; rollouts of jobs go to `store`."""
     engine = next((one for one in plane.instances.engines.values() if isinstance(one, BackendEngine)), None)
     if engine is None:
         yield None
@@ -73,11 +73,11 @@ async def fleet_face(
         runner: Callable[[Guard], Runner] | None = None
         if (policy := given.policy) is not None:
 
-            def worked(guard: Guard) -> Runner:
+            def make_runner(guard: Guard) -> Runner:
                 token = guard.instance_token
                 return RolloutRunner(policy, backend=engine.backend, store=store, url=url, token=token)
 
-            runner = worked
+            runner = make_runner
         app = fleet_app(
             given.worlds,
             plane,

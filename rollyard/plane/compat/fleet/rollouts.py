@@ -31,7 +31,7 @@ _OWN = {None: _TOOL_AGENT, "tool-use": _TOOL_AGENT}
 
 
 class RolloutRunner:
-    """`backend` is where agents run and verifiers judge; `url` is where this server's Fleet face is, and `token` opens the tools
+    """`backend` is where agents run and verifiers judge; `url` is where this server's Fleet API is, and `token` opens the tools
     of one instance of it."""
 
     def __init__(
@@ -64,11 +64,11 @@ class RolloutRunner:
             raise EnvError(f"the rollout failed at {failure.boundary}: {failure.message}")
         error = failure.message if failure is not None else None
         return JobOutcome(
-            steps=done.calls, transcript=transcript(done), checked=_checked(done, task.verifier_func), error=error
+            steps=done.calls, transcript=transcript(done), checked=_read_check(done, task.verifier_func), error=error
         )
 
 
-def _checked(done: Rollout, code: str | None) -> Checked | None:
+def _read_check(done: Rollout, code: str | None) -> Checked | None:
     """The verdict as the check that it came from."""
     verdict = done.verdict
     if verdict is None or not code:

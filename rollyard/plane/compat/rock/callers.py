@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rollyard.core.bad_json import BAD_JSON
-from rollyard.core.errors import Error, PlaneForbidden, PlaneInvalid, PlaneUnauthorized
+from rollyard.core.errors import Error, PlaneForbidden, PlaneUnauthorized
 from rollyard.core.plane import ApiKey, Instance
-from rollyard.plane.http.wire import MAX_BODY, answer, raw_body, status_of
-from rollyard.plane.service.access import Access, sees
+from rollyard.plane.http.wire import answer, status_of
+from rollyard.plane.service.access import Access, check_visible
 from rollyard.plane.service.instances import Instances
 
 T = TypeVar("T")
@@ -33,13 +31,13 @@ class RockCallers:
 
     async def own(self, caller: ApiKey, sandbox_id: str) -> Instance:
         found = await self._instances.get(sandbox_id)
-        sees(caller, found)
+        check_visible(caller, found)
         return found
 
     def envelope(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         """`{status, message, error, result}`: the client reads `status` and not HTTP's, except for a key that is wrong."""
 
-        async def answered(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             try:
                 result = await endpoint(request, await self.caller(request))
             except PlaneUnauthorized as error:
@@ -51,12 +49,12 @@ class RockCallers:
                 return answer({"status": "Failed", "message": words, "error": words, "result": failed})
             return answer({"status": "Success", "message": None, "error": None, "result": result})
 
-        return answered
+        return respond
 
     def plain(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         """Without an envelope, with HTTP's own status."""
 
-        async def answered(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             try:
                 return answer(await endpoint(request, await self.caller(request)))
             except Error as error:
@@ -64,11 +62,4 @@ class RockCallers:
             except (OSError, TimeoutError) as error:
                 return answer({"detail": str(error) or "the environment did not answer"}, 502)
 
-        return answered
-
-
-async def body(request: Request, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(await raw_body(request, MAX_BODY) or b"{}", type=kind)
-    except (*BAD_JSON, ValueError) as error:
-        raise PlaneInvalid(f"the body is not what this call takes: {error}") from error
+        return respond

@@ -12,9 +12,10 @@ from starlette.routing import Route
 from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import EnvError, PlaneUnavailable, SandboxError, SandboxGone
 from rollyard.core.plane import ApiKey
-from rollyard.plane.compat.rock.callers import RockCallers, body
+from rollyard.plane.compat.rock.callers import RockCallers
 from rollyard.plane.gateway.gateway import Gateway
 from rollyard.plane.gateway.instance_http import ask
+from rollyard.plane.http.wire import body
 from rollyard.plane.service.create_request import CreateInstance
 from rollyard.plane.service.instances import Instances
 

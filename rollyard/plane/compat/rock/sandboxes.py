@@ -16,9 +16,10 @@ from starlette.routing import Route
 from rollyard.core.errors import CommandFailed, PlaneInvalid, PlaneNotFound, PlaneUnsupported
 from rollyard.core.plane import ApiKey, Instance
 from rollyard.core.sandbox import Resources
-from rollyard.plane.compat.rock.callers import Endpoint, RockCallers, body
+from rollyard.plane.compat.rock.callers import Endpoint, RockCallers
 from rollyard.plane.compat.rock.shells import Shells
 from rollyard.plane.http.quantities import megabytes
+from rollyard.plane.http.wire import body
 from rollyard.plane.service.create_request import CreateInstance
 from rollyard.plane.service.instances import Instances
 

@@ -111,7 +111,7 @@ class Shells:
             shell = Shell(await sandbox.job(kept.job_id), kept.offset)
         except SandboxGone as error:
             await self._forget(instance_id, name)
-            raise PlaneNotFound(f"there is no session named {name} any more: its shell has ended") from error
+            raise PlaneNotFound(f"the shell of session {name} has ended") from error
         self._keep(instance_id, name, shell)
         return shell
 

@@ -4,8 +4,7 @@ long an answered write lasts is the server's `appendfsync`."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -21,7 +20,6 @@ from rollyard.core.plane import (
     AdmissionTerms,
     ApiKey,
     EnvRecord,
-    EnvSpec,
     Happening,
     Instance,
     InstanceState,
@@ -34,14 +32,12 @@ from rollyard.core.plane import (
 )
 from rollyard.core.plane_tables import SweepLease, TableQuery
 from rollyard.plane.storage.redis import tables
-from rollyard.plane.storage.redis.change import Change, Changer, Row, decode_row
+from rollyard.plane.storage.redis.change import Change
+from rollyard.plane.storage.redis.hub import RedisHub
 from rollyard.plane.storage.redis.instances import InstanceRows, Request, usage_of
 from rollyard.plane.storage.redis.records import RecordRows
 from rollyard.plane.storage.redis.rows import (
     BETWEEN,
-    Keys,
-    env_record,
-    env_row,
     instance_record,
     key_record,
     key_row,
@@ -86,121 +82,10 @@ async def open_redis(url: str) -> AsyncGenerator[RedisPlane]:
         await client.aclose()
 
 
-class RedisPlane:
+class RedisPlane(RedisHub):
     def __init__(self, client: Any, prefix: str) -> None:
-        self._client, self._keys = client, Keys(prefix)
-        self._changer, self._rows = Changer(client), InstanceRows(self._keys)
-        self._records = RecordRows(self._keys)
-
-    async def now(self) -> float:
-        """A user without the right `+time` leaves it to this machine."""
-        from redis.exceptions import NoPermissionError, RedisError
-
-        try:
-            seconds, parts = await self._client.time()
-        except NoPermissionError:
-            return time.time()
-        except RedisError as error:
-            raise StoreError(f"Redis: {error}") from error
-        return seconds + parts / 1e6
-
-    async def _change(self, work: Callable[[Change], Awaitable[T]]) -> T:
-        from redis.exceptions import RedisError
-
-        try:
-            return await self._changer(work)
-        except RedisError as error:
-            raise StoreError(f"Redis: {error}") from error
-
-    async def _row(self, key: str) -> Row:
-        return (await self._read_rows([key]))[0]
-
-    async def _read_rows(self, keys: list[str]) -> list[Row]:
-        from redis.exceptions import RedisError
-
-        pipe = self._client.pipeline(transaction=False)
-        for key in keys:
-            pipe.hgetall(key)
-        try:
-            return [decode_row(found)[1] for found in await pipe.execute()] if keys else []
-        except RedisError as error:
-            raise StoreError(f"Redis: {error}") from error
-
-    async def _after(self, index: str, after: str | None, limit: int) -> list[str]:
-        """Members of an index past one, in order."""
-        low = b"-" if not after else b"(" + after.encode()
-        found = await self._client.zrangebylex(index, low, b"+", 0, limit)
-        return [member.decode() for member in found]
-
-    # environments
-
-    async def create_env(self, record: EnvRecord) -> EnvRecord:
-        key = self._keys.env(record.name, record.version)
-
-        async def work(change: Change) -> EnvRecord:
-            if await change.row(key):
-                raise PlaneConflict(f"{record.id} exists", hint="update it, or choose another version")
-            change.put(key, env_row(record))
-            change.add(self._keys.envs, record.name + BETWEEN + record.version)
-            return record
-
-        return await self._change(work)
-
-    async def get_env(self, name: str, version: str) -> EnvRecord:
-        return _env(await self._row(self._keys.env(name, version)), name, version)
-
-    async def update_env(self, name: str, version: str, spec: EnvSpec, *, revision: int | None, at: float) -> EnvRecord:
-        return await self._change_env(name, version, revision, {"spec": spec, "updated_at": at})
-
-    async def release_env(self, name: str, version: str, *, revision: int | None, at: float) -> EnvRecord:
-        changes = {"updated_at": at, "released_at": at, "status": "released"}
-        return await self._change_env(name, version, revision, changes)
-
-    async def _change_env(self, name: str, version: str, revision: int | None, changes: Mapping[str, Any]) -> EnvRecord:
-        key = self._keys.env(name, version)
-
-        async def work(change: Change) -> EnvRecord:
-            found = _env(await change.row(key), name, version)
-            if found.status == "released":
-                raise PlaneConflict(f"{found.id} is released and does not change", hint="create a new version")
-            if revision not in (None, found.revision):
-                raise PlaneConflict(
-                    f"{found.id} is at revision {found.revision}, not {revision}", hint="read it again, then update"
-                )
-            new = replace(found, revision=found.revision + 1, **changes)
-            change.put(key, env_row(new))
-            return new
-
-        return await self._change(work)
-
-    async def delete_env(self, name: str, version: str, *, released: bool) -> None:
-        key = self._keys.env(name, version)
-
-        async def work(change: Change) -> None:
-            found = _env(await change.row(key), name, version)
-            if found.status == "released" and not released:
-                hint = "only an admin may delete a released version"
-                raise PlaneConflict(f"{found.id} is released", hint=hint)
-            change.drop(key)
-            change.remove(self._keys.envs, name + BETWEEN + version)
-
-        await self._change(work)
-
-    async def list_envs(
-        self, *, words: tuple[str, ...], status: str | None, after: tuple[str, str] | None, limit: int
-    ) -> list[EnvRecord]:
-        wanted = [word.lower() for word in words]
-        last = BETWEEN.join(after) if after else None
-        found: list[EnvRecord] = []
-        while len(found) < limit:
-            names = await self._after(self._keys.envs, last, _PAGE)
-            for row in await self._read_rows([self._keys.env(*name.split(BETWEEN)) for name in names]):
-                if row and all(word in row["words"] for word in wanted) and status in (None, row["status"]):
-                    found.append(env_record(row))
-            if len(names) < _PAGE:
-                break
-            last = names[-1]
-        return found[:limit]
+        super().__init__(client, prefix)
+        self._rows, self._records = InstanceRows(self._keys), RecordRows(self._keys)
 
     # instances
 
@@ -508,12 +393,6 @@ class RedisPlane:
 
     async def finish_due(self, fence: int, ended: list[tuple[str, InstanceState, str]], *, now: float) -> int:
         return await self._change(lambda change: self._rows.finish(change, fence, ended, now))
-
-
-def _env(row: Row, name: str, version: str) -> EnvRecord:
-    if not row:
-        raise PlaneNotFound(f"there is no environment {name}@{version}")
-    return env_record(row)
 
 
 def _matches(one: Instance, same: Mapping[str, str | None], live: bool | None, labels: Mapping[str, str]) -> bool:

@@ -57,12 +57,12 @@ async def _instances(plane: RedisPlane) -> AsyncGenerator[Instance]:
 def _page(
     found: Sequence[T], look: TableQuery, words: Callable[[T], tuple[str | None, ...]], last: str
 ) -> tuple[list[T], int]:
-    def wanted(one: T) -> bool:
+    def matches(one: T) -> bool:
         texts = words(one)
         same = all(getattr(one, name) == value for name, value in look.same.items())
         return same and (not look.search or any(look.search.lower() in (text or "").lower() for text in texts))
 
-    chosen = sorted((one for one in found if wanted(one)), key=lambda one: getattr(one, last))
+    chosen = sorted((one for one in found if matches(one)), key=lambda one: getattr(one, last))
     known = [one for one in chosen if getattr(one, look.sort) is not None]
     known.sort(key=lambda one: getattr(one, look.sort), reverse=look.descending)
     chosen = [*known, *(one for one in chosen if getattr(one, look.sort) is None)]

@@ -170,7 +170,7 @@ def end(connection: Connection, instance_id: str, state: InstanceState, *, at: f
 def end_many(
     connection: Connection, instance_ids: Sequence[str], state: InstanceState, at: float, reason: str | None
 ) -> int:
-    """Those of them that were live; the others are nobody's business any more."""
+    """How many of them were live and are ended now; the others had ended before."""
     ended = connection.execute(
         update(instances)
         .where(instances.c.id.in_(instance_ids), instances.c.live.is_(True))

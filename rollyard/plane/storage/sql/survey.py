@@ -67,15 +67,15 @@ def _page(
     searched: tuple[ColumnElement[Any], ...],
     last: ColumnElement[Any],
 ) -> tuple[list[Any], int]:
-    def chosen(query: Select[Any]) -> Select[Any]:
+    def narrow(query: Select[Any]) -> Select[Any]:
         for name, value in look.same.items():
             query = query.where(table.c[name] == value)
         if look.search:
             query = query.where(or_(*(column.icontains(look.search, autoescape=True) for column in searched)))
         return query
 
-    total = connection.execute(chosen(select(func.count()).select_from(table))).scalar_one()
+    total = connection.execute(narrow(select(func.count()).select_from(table))).scalar_one()
     key = table.c[look.sort]
     order = (key.is_(None), key.desc() if look.descending else key.asc(), last)
-    query = chosen(select(table)).order_by(*order).limit(look.limit).offset(look.offset)
+    query = narrow(select(table)).order_by(*order).limit(look.limit).offset(look.offset)
     return list(connection.execute(query).mappings()), total

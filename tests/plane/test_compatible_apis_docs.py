@@ -45,7 +45,7 @@ async def said(python, program, env, cwd):
     return out.decode()
 
 
-@pytest.mark.parametrize("page", [pytest.param("faces", marks=quick)])
+@pytest.mark.parametrize("page", [pytest.param("compatible-apis", marks=quick)])
 async def test_the_page_does_what_it_says(tmp_path, page):
     pytest.importorskip("fleet", reason="the extra `fleet` (fleet-python) is not installed")
     (command,) = BLOCKS["serve"].strip().splitlines()

@@ -1,4 +1,4 @@
-"""The compatible faces of `rollyard serve plane`, each driven by the real package with nothing but the printed variables."""
+"""The compatible APIs of `rollyard serve plane`, each driven by the real package with nothing but the printed variables."""
 
 import asyncio
 from pathlib import Path
