@@ -9,7 +9,8 @@ import typer
 
 from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
 from rollyard.cli.options import with_rollout_options
-from rollyard.cli.store_option import StoreOption
+from rollyard.cli.shared_options import StoreOption, fill
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.branch_point import How
 from rollyard.core.home import STORE
 from rollyard.runs.rollout.options import RolloutFields
@@ -17,7 +18,7 @@ from rollyard.runs.rollout.options import RolloutFields
 if TYPE_CHECKING:
     from rollyard.runs.branch import BranchRequest
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = new_verb()
 
 Rollout = Annotated[str, typer.Argument(help="rollout id, or the start of it")]
 PolicyOption = Annotated[
@@ -25,7 +26,7 @@ PolicyOption = Annotated[
     typer.Option(help="what answers from there on: scripted:FILE, upstream:URL, tokens:URL (unset: what its run had)"),
 ]
 SandboxOption = Annotated[str | None, typer.Option(help="sandbox backend (unset: the rollout's own)")]
-NameOption = Annotated[str, typer.Option(help="name of the run that it becomes, by which other verbs find it")]
+NameOption = Annotated[str, typer.Option(help="name of the new run, by which other verbs find it")]
 DisplayOption = Annotated[str, typer.Option(help="auto, rich, plain, json or none")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 
@@ -64,7 +65,7 @@ def branch(
     display: DisplayOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Run a kept rollout again with its recorded answers up to a call, and from there on with a policy's own.
+    """Run a rollout again with its recorded answers up to a call; from there on a policy answers.
 
     Every call before it is compared with the recorded one; a rollout that asks something else fails with the difference.
     Options are those of the rollout's run unless they are given.
@@ -75,11 +76,7 @@ def branch(
     from rollyard.runs.run.command import read_parallel
 
     at_once = None if parallel is None else read_parallel(parallel)
-    request = BranchRequest(
-        rollout=rollout, at=at, n=n, how=how, answer=answer, policy=policy, options=options, parallel=at_once, sandbox=sandbox,
-        store=store, name=name, as_json=as_json,
-    )  # fmt: skip
-    run_branch(request, display)
+    run_branch(fill(BranchRequest, locals(), parallel=at_once), display)
 
 
 def run_branch(request: BranchRequest, display: str) -> None:

@@ -8,10 +8,11 @@ import anyio
 import typer
 
 from rollyard.cli.printing import print_json
-from rollyard.cli.store_option import StoreOption
+from rollyard.cli.shared_options import StoreOption
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.home import STORE
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = new_verb()
 
 
 @app.command()

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import typer
-
 from rollyard.cli.branch import DisplayOption, JsonOption, NameOption, PolicyOption, Rollout, SandboxOption, run_branch
 from rollyard.cli.options import with_rollout_options
-from rollyard.cli.store_option import StoreOption
+from rollyard.cli.shared_options import StoreOption, fill
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.branch_point import END
 from rollyard.core.home import STORE
 from rollyard.runs.rollout.options import RolloutFields
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = new_verb()
 
 
 @app.command("continue")
@@ -34,14 +33,4 @@ def go_on(
     """
     from rollyard.runs.branch import BranchRequest
 
-    request = BranchRequest(
-        rollout=rollout,
-        at=END,
-        policy=policy,
-        options=options,
-        sandbox=sandbox,
-        store=store,
-        name=name,
-        as_json=as_json,
-    )
-    run_branch(request, display)
+    run_branch(fill(BranchRequest, locals(), at=END), display)

@@ -9,7 +9,7 @@ import typer
 
 from rollyard.cli import run as run_verb
 from rollyard.cli.printing import print_json, print_table
-from rollyard.cli.subverbs import new_group
+from rollyard.cli.verb_app import new_group
 
 app = new_group()
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]
@@ -36,7 +36,9 @@ def list_datasets(json: Json = False) -> None:
     if entries:
         rows = [[one.title, one.adapter, one.licence or "-", one.source] for one in entries]
         print_table(["dataset", "adapter", "licence", "source"], rows)
-        typer.echo("")
+    else:
+        typer.echo("no dataset is added yet; add one with `rollyard datasets add NAME --source PATH`")
+    typer.echo("")
     print_table(["adapter", "reads"], [[name, f"{form.about}. Get it: {form.get}"] for name, form in forms.items()])
 
 
@@ -88,7 +90,12 @@ def show(
 
     entry = find_dataset(name)
     if entry is None:
-        raise UnknownName("dataset", name, [one.title for one in read_registry()])
+        raise UnknownName(
+            "dataset",
+            name,
+            [one.title for one in read_registry()],
+            hint="`rollyard datasets list` shows them and how to add one",
+        )
     found = Taskset.load(entry.title)
     ids = [task.id for task in found[:limit]]
     if json:

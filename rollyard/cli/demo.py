@@ -8,10 +8,11 @@ import anyio
 import typer
 
 from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
-from rollyard.cli.store_option import StoreOption
+from rollyard.cli.shared_options import StoreOption
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.home import STORE
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = new_verb()
 
 
 @app.command()
@@ -27,7 +28,7 @@ def demo(
     store: StoreOption = STORE,
     json: Annotated[bool, typer.Option("--json", help="print the outcome as JSON")] = False,
 ) -> None:
-    """Watch an agent solve a small task in a sandbox, every model call answered by a policy of yours.
+    """Watch an agent solve a small task in a sandbox. A script answers its model calls, or a server of yours (--base-url).
 
     rollyard demo
     """
@@ -37,7 +38,7 @@ def demo(
     from rollyard.runs.display.progress import summary
 
     if base_url is None and (model or key_env):
-        raise ConfigError("--model and --key-env go with --base-url")
+        raise ConfigError("--model and --key-env are of a model server", hint="name it with --base-url URL")
     done = anyio.run(run_demo, agent, base_url, model, key_env, store, _say_nothing if json else print_text)
     if json:
         print_json(summary(done))

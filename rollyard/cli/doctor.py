@@ -8,7 +8,9 @@ from typing import Annotated
 import anyio
 import typer
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+from rollyard.cli.verb_app import new_verb
+
+app = new_verb()
 MARKS = {"ok": "ok", "weak": "weak", "bad": "BAD", "absent": "-"}
 
 
@@ -29,9 +31,11 @@ def doctor(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the findings as JSON")] = False,
 ) -> None:
-    """Test what sandboxes and agents need on this machine, or with --base-url what a model server gives: token ids, logprobs,
-    tools, thinking, and what to start it with; or with --sandbox how long a backend takes to open, run, upload and kill; or with
-    --capacity how many agents fit into its memory. Exit code 3 when something required does not work."""
+    """Test what sandboxes and agents need on this machine. Exit code 3 when something required does not work.
+
+    With --base-url, test a model server instead: token ids, logprobs, tools, thinking, and what to start it with. With --sandbox,
+    time how long a backend takes to open, run, upload and kill. With --capacity, measure how many agents fit into memory.
+    """
     from rollyard.cli.printing import print_json, print_table
     from rollyard.core.errors import ConfigError
     from rollyard.runs.doctor import examine, healthy

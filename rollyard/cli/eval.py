@@ -11,11 +11,12 @@ import typer
 from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
 from rollyard.cli.options import with_rollout_options
 from rollyard.cli.printing import print_json
-from rollyard.cli.store_option import StoreOption
+from rollyard.cli.shared_options import StoreOption
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.home import STORE
 from rollyard.runs.rollout.options import RolloutFields, write_options
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = new_verb()
 
 
 @app.command()
@@ -37,7 +38,7 @@ def evaluate(
 ) -> None:
     """Evaluate agents and models on tasks, several attempts each, and report with confidence intervals.
 
-    Options given here stand over those of the file.
+    Options given here override those of the file.
     """
     from rollyard.runs.display.loggers import with_loggers
     from rollyard.runs.display.progress import display as make_display
@@ -51,6 +52,8 @@ def evaluate(
 
     shown = with_loggers(make_display("none" if as_json and display == "auto" else display), log_to or ())
 
+    written: list[Path] = []
+
     async def work() -> Report:
         async with Store.open(store, create=resume is None) as kept:
             loaded = load(config, options)
@@ -62,7 +65,7 @@ def evaluate(
                 from rollyard.runs.report.plots import write_report
 
                 _, html = await run_page(kept, report.run_id)
-                await write_report(kept, report, out, html=html)
+                written.extend(await write_report(kept, report, out, html=html))
             return report
 
     words = shlex.join(["rollyard", "eval", config, *write_options(options)])
@@ -72,6 +75,10 @@ def evaluate(
         print_json(report)
     else:
         typer.echo(closing_words(report, store), nl=False)
+        if out is not None:
+            typer.echo(f"report in {out / 'report.html'}")
+        if written and not any(path.suffix == ".svg" for path in written):
+            typer.echo("without plots, which need `pip install 'rollyard[report]'`")
     if report.stopped:
         raise typer.Exit(INFRASTRUCTURE)
     if any(status != "completed" for status in report.statuses):

@@ -7,10 +7,11 @@ from typing import Annotated
 import anyio
 import typer
 
-from rollyard.cli.store_option import StoreOption
+from rollyard.cli.shared_options import StoreOption
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.home import STORE
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = new_verb()
 
 
 @app.command()
@@ -43,6 +44,8 @@ def export(
     """Write all rollouts of a run to a file. Branches that cannot be proved are left out and listed in OUT.refused.jsonl."""
     from rollyard.cli.printing import print_json
 
+    if out == "-":
+        raise typer.BadParameter("name a file: what is left out is listed beside it", param_hint="--out")
     page = format == "html" or (format is None and out.endswith(".html"))
     if page and valid_only:
         raise typer.BadParameter("a page shows every rollout", param_hint="--valid-only")

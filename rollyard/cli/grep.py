@@ -8,10 +8,11 @@ import anyio
 import typer
 
 from rollyard.cli.main import ROLLOUTS_FAILED
-from rollyard.cli.store_option import StoreOption
+from rollyard.cli.shared_options import StoreOption
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.home import STORE
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = new_verb()
 
 
 @app.command()
@@ -25,13 +26,15 @@ def grep(
         ),
     ] = None,
     regex: Annotated[bool, typer.Option("--regex", "-e", help="the text is a regular expression")] = False,
-    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="capital and small letters alike")] = False,
-    names: Annotated[bool, typer.Option("--names", "-l", help="only the ids of the rollouts, one a line")] = False,
+    ignore_case: Annotated[bool, typer.Option("--ignore-case", "-i", help="ignore upper and lower case")] = False,
+    names: Annotated[
+        bool, typer.Option("--names", "-l", help="print only the ids of the rollouts, one per line")
+    ] = False,
     limit: Annotated[int, typer.Option(help="stop after this many lines", min=1)] = 200,
     store: StoreOption = STORE,
-    json: Annotated[bool, typer.Option("--json", help="print one JSON object a line")] = False,
+    json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
-    """Search what rollouts said and did. The exit code is 1 where nothing was found.
+    """Search what rollouts said and did. Exit code 1 when nothing is found.
 
     rollyard grep "No module named" last --in "tool result"
     """

@@ -9,7 +9,7 @@ import anyio
 import typer
 
 from rollyard.cli.printing import print_json, print_table
-from rollyard.cli.subverbs import new_group
+from rollyard.cli.verb_app import new_group
 
 app = new_group()
 Json = Annotated[bool, typer.Option("--json", help="print JSON")]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from rollyard.cli.subverbs import new_group
+from rollyard.cli.verb_app import new_group
 
 app = new_group()
 
@@ -17,7 +18,7 @@ Json = Annotated[bool, typer.Option("--json", help="print what was made as JSON"
 
 @app.callback()
 def init() -> None:
-    """Create a task, taskset, agent, script, evaluation or verifier from files that work as they are."""
+    """Create a task, taskset, agent, script, evaluation or verifier that works as it is."""
 
 
 @app.command()
@@ -32,7 +33,7 @@ def task(
 
     if kind not in ("tests", "pytest", "steps"):
         raise UnknownName("kind of task", kind, ["tests", "pytest", "steps"])
-    _say(new_task(path, kind), f"rollyard check tasks {path}", json)
+    _say(new_task(path, kind), f"rollyard check tasks {_quote(path)}", json)
 
 
 @app.command()
@@ -41,7 +42,7 @@ def taskset(path: Where, json: Json = False) -> None:
     from rollyard.tasks.scaffold import new_taskset
 
     made = new_taskset(path)
-    _say(made, f"rollyard check tasks {made}", json)
+    _say(made, f"rollyard check tasks {_quote(made)}", json)
 
 
 @app.command()
@@ -50,7 +51,7 @@ def agent(path: Where, json: Json = False) -> None:
     from rollyard.tasks.scaffold import new_agent
 
     made = new_agent(path)
-    _say(made, f"rollyard run --instruction 'Say hello.' --agent {made} --policy upstream:URL", json)
+    _say(made, f"rollyard run --instruction 'Say hello.' --agent {_quote(made)} --policy upstream:URL", json)
 
 
 @app.command()
@@ -59,7 +60,7 @@ def script(path: Where, json: Json = False) -> None:
     from rollyard.tasks.scaffold import new_script
 
     made = new_script(path)
-    _say(made, f"rollyard run TASKS --agent shell-agent --policy scripted:{made}", json)
+    _say(made, f"rollyard run TASKS --agent shell-agent --policy {shlex.quote(f'scripted:{made}')}", json)
 
 
 @app.command("eval")
@@ -68,7 +69,7 @@ def evaluation(path: Where, json: Json = False) -> None:
     from rollyard.tasks.scaffold import new_eval
 
     made = new_eval(path)
-    _say(made, f"rollyard eval {made} --out report", json)
+    _say(made, f"rollyard eval {_quote(made)} --out report", json)
 
 
 @app.command()
@@ -78,6 +79,10 @@ def verifier(path: Where, json: Json = False) -> None:
 
     made = new_verifier(path)
     _say(made, "name it in a task's task.toml, as the file says, then\n  rollyard check tasks FOLDER", json)
+
+
+def _quote(path: Path) -> str:
+    return shlex.quote(str(path))
 
 
 def _say(made: Path, following: str, json: bool) -> None:

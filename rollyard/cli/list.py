@@ -9,10 +9,11 @@ from typing import Annotated, Any, get_args
 import anyio
 import typer
 
-from rollyard.cli.store_option import StoreOption
+from rollyard.cli.shared_options import StoreOption
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.home import STORE
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = new_verb()
 
 
 @app.command("list")
@@ -39,9 +40,9 @@ def list_(
     offset: Annotated[int, typer.Option(help="rows to skip")] = 0,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """List runs, newest first, or rollouts: those of one run, or those of every run that fit.
+    """List runs, newest first; or the rollouts of one run; or, with options, the rollouts of every run that match.
 
-    On a terminal ids are short; every verb takes them so. In a pipe, and with --json, they are whole.
+    On a terminal ids are shortened; every verb accepts short ids. In a pipe and with --json they are whole.
 
     rollyard list --status infra_error --policy large
     """
@@ -70,11 +71,12 @@ def list_(
             ]
             for r in found
         ]
-        if not rows:
-            typer.echo("no run yet; `rollyard demo` makes one" if not offset else "no more runs")
+        if rows:
+            print_table(["run", "name", "created", "agents, policies", "reward", "attempts"], rows)
             return
-        print_table(["run", "name", "created", "agents, policies", "reward", "attempts"], rows)
-        return
+        if offset:
+            typer.echo("no more runs")
+            return
     chosen = {
         "task_id": task,
         "agent": agent,
@@ -106,7 +108,10 @@ def list_(
         for line, row in zip(rows, shown.rows, strict=True):
             line.insert(1, show_id(row.run_id) if row.run_id else "-")
     if not rows:
-        typer.echo("no rollout fits" if not offset else "no more rollouts")
+        chosen_none = (
+            "no rollout fits" if run or any((task, agent, policy, status)) else "no run yet; `rollyard demo` makes one"
+        )
+        typer.echo("no more rollouts" if offset else chosen_none)
         return
     print_table(header, rows)
     if shown.next is not None:

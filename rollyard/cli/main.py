@@ -1,17 +1,20 @@
 """`rollyard`: the verbs, each loaded from its own file on first use.
 
 A file `cli/<verb>.py`, with `_` for `-`, holds a Typer `app`.
-Exit codes: 0 ok, 1 rollouts failed, 2 usage, 3 infrastructure, 130 Ctrl-C.
+Exit codes: 0 ok, 1 rollouts failed, 2 usage, 3 infrastructure, 130 Ctrl-C (143 SIGTERM, 129 SIGHUP).
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
+import re
 import sys
 import textwrap
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -23,47 +26,54 @@ from rollyard.core.errors import ConfigError, Error, Interrupted, UnknownName
 GROUPS: dict[str, dict[str, str]] = {
     "Start": {
         "demo": "watch an agent solve a small task; needs no model and no repository",
-        "init": "create a task, taskset, agent, script, evaluation or verifier from files that work",
+        "init": "create a task, taskset, agent, script, evaluation or verifier that works as it is",
         "doctor": "show what this machine can do, with advice for what it cannot",
     },
     "Run": {
         "run": "run agents on tasks, or one agent on one instruction",
         "eval": "evaluate agents x models x tasks x attempts from one TOML file",
         "replay": "run a rollout again with the recorded answers",
-        "branch": "go on from one call of a rollout, several times, with other answers",
-        "continue": "go on with a rollout that was cut, or ran out of its budget",
+        "branch": "branch a rollout at one of its calls, with other answers",
+        "continue": "continue a rollout that was cut off or ran out of its budget",
         "rescore": "run the verifier again on stored rollouts",
     },
-    "Look": {
+    "Inspect": {
         "view": "show runs, rollouts, trajectories and tokens in a browser",
         "watch": "follow a run from another terminal",
-        "list": "list the runs of a store, or the rollouts of a run",
+        "list": "list runs, or the rollouts of a run",
         "show": "show a run or a rollout: calls, events, verdict, log, diff",
-        "why": "say why a rollout ended as it did, with the evidence and what to do",
+        "why": "say why a rollout failed, with the evidence and what to do",
         "note": "add notes, labels and scores of your own to a rollout",
         "grep": "search transcripts, tool calls, logs and verdicts for a text",
         "scan": "look for rewards that cannot be trusted: tests touched, answers read, loops, refusals",
         "compare": "compare two runs on the same tasks",
-        "export": "write a run as JSON Lines, training rows, Parquet, ATIF, an Inspect log, a job of Harbor or HTML",
-        "import": "bring in an Inspect log, an ATIF document or a job folder of Harbor as a run",
+        "export": "write a run as JSON Lines, training rows, Parquet, ATIF, an Inspect log, a Harbor job or HTML",
+        "import": "import an Inspect log, an ATIF document or a Harbor job as a run",
     },
-    "Keep": {
+    "Maintain": {
         "check": "check an agent, a dataset, a run, a sandbox backend or tasks",
         "datasets": "add datasets by name, list, show and run them",
-        "make-tasks": "make tasks out of a Python package: faults that its own tests find",
-        "image": "add, list and remove images; build layers",
-        "store": "back up a store while it is in use, and restore it",
+        "make-tasks": "make tasks from a Python package: faults that its own tests find",
+        "image": "add, pull, list and remove images; build layers",
+        "store": "back up, restore, copy and prune a store",
         "clean": "remove what dead sandboxes left; end live ones by label or age",
     },
     "Serve": {
-        "serve": "run a server: gate, environment, browsers, model or control plane",
-        "push": "send a task folder or an aenv project to a control plane",
-        "plane": "keep a control plane's keys, owners, quotas, instances and secrets",
+        "serve": "run a server: gate, environment, browsers, model, rollouts or control plane",
+        "push": "send a task folder, an aenv project or an OpenEnv package to a control plane",
+        "plane": "manage a control plane's keys, owners, quotas, instances and secrets",
     },
 }
 VERBS: dict[str, str] = {verb: line for group in GROUPS.values() for verb, line in group.items()}
 
-OK, ROLLOUTS_FAILED, USAGE, INFRASTRUCTURE, INTERRUPTED = 0, 1, 2, 3, 130
+OK, ROLLOUTS_FAILED, USAGE, INFRASTRUCTURE = 0, 1, 2, 3
+SIGNALLED = 128  # and the signal's number, as shells say it
+# What the machine refuses, which is no bug of ours: the message is one line that names the file.
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
+_REFUSED = _DISK | {
+    errno.EACCES, errno.EPERM, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG,
+    errno.ELOOP,
+}  # fmt: skip
 _WRONG_USAGE: Any = typer.BadParameter.__mro__[2]  # the root of what typer says of options; it has no public name
 
 
@@ -140,23 +150,67 @@ def _call_for_a_program() -> None:
     sys.exit(code if isinstance(code, int) else OK)
 
 
+def _open_closed_streams() -> None:
+    """A stream that the caller closed is /dev/null, so that no file that is opened later gets its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - they last as long as the process
+    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = sys.stderr or open(2, "w", closefd=False)  # noqa: SIM115
+
+
+class _RetryLine(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        cause = re.sub(r"""^\w+\(['"](.*)['"]\)$""", r"\1", record.__dict__["stamina.caused_by"])
+        return f"rollyard: {cause}; trying again"
+
+
+def _log_retries() -> None:
+    """What is tried again is one line on stderr with its cause."""
+    shown = logging.StreamHandler()
+    shown.setFormatter(_RetryLine())
+    retries = logging.getLogger("stamina")
+    retries.addHandler(shown)
+    retries.propagate = False
+
+
+def _explain(error: OSError) -> Error:
+    """A file is named; output that cannot be written has no name, and is not tried again when the process ends."""
+    if error.filename is not None:
+        return Error(f"cannot use {os.fsdecode(error.filename)}: {error.strerror}")
+    if error.errno not in _DISK:
+        return Error(f"the machine refused: {error.strerror}")
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return Error(f"cannot write the output: {error.strerror}")
+
+
+def _fail(error: Error, code: int) -> NoReturn:
+    if "--json" in sys.argv[1:]:
+        _print_error(type(error).__name__, error.message, error.hint)
+    else:
+        from rollyard.runs.display.paint import RED, paint
+
+        told = fit_terminal(f"rollyard: {error}")
+        typer.echo(told.replace("rollyard:", paint("rollyard:", RED, sys.stderr), 1), err=True)
+    sys.exit(code)
+
+
 def main() -> None:
-    """Errors of ours become one line on stderr (with `--json` an object on stdout) and the right exit code; anything else is
-    a bug and shows its trace."""
-    for_a_program = "--json" in sys.argv[1:]
+    """Errors of ours, and what the machine refuses, become one line on stderr (with `--json` an object on stdout) and the right
+    exit code; anything else is a bug and shows its trace."""
+    _open_closed_streams()
+    _log_retries()
     try:
-        if for_a_program:
+        if "--json" in sys.argv[1:]:
             _call_for_a_program()
         app(prog_name="rollyard")
     except Interrupted as error:
         typer.echo(f"rollyard: {error}", err=True)
-        sys.exit(INTERRUPTED)
+        sys.exit(SIGNALLED + error.signal_number)
     except Error as error:
-        if for_a_program:
-            _print_error(type(error).__name__, error.message, error.hint)
-        else:
-            from rollyard.runs.display.paint import RED, paint
-
-            told = fit_terminal(f"rollyard: {error}")
-            typer.echo(told.replace("rollyard:", paint("rollyard:", RED, sys.stderr), 1), err=True)
-        sys.exit(USAGE if isinstance(error, ConfigError) else INFRASTRUCTURE)
+        _fail(error, USAGE if isinstance(error, ConfigError) else INFRASTRUCTURE)
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        _fail(_explain(error), INFRASTRUCTURE)

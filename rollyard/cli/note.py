@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import getpass
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import anyio
 import typer
 
-from rollyard.cli.store_option import StoreOption
+from rollyard.cli.shared_options import StoreOption
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.home import STORE
 
 if TYPE_CHECKING:
     from rollyard.store.values import Note
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = new_verb()
 
 
 @app.command()
@@ -22,10 +24,10 @@ def note(
     rollout: Annotated[
         str, typer.Argument(help="rollout: id, its start, or the short id that lists and the page show")
     ],
-    text: Annotated[str, typer.Argument(help="a note in words; without anything to add, the notes are printed")] = "",
+    text: Annotated[str, typer.Argument(help="text of the note; with nothing to add, the notes are printed")] = "",
     label: Annotated[list[str] | None, typer.Option(help="a label; may be repeated")] = None,
     score: Annotated[list[str] | None, typer.Option(help="NAME=NUMBER, a score of yours; may be repeated")] = None,
-    author: Annotated[str | None, typer.Option(help="who says it; without it the user's name here")] = None,
+    author: Annotated[str | None, typer.Option(help="author of the note (unset: your user name)")] = None,
     store: StoreOption = STORE,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
@@ -36,7 +38,7 @@ def note(
     from rollyard.cli.printing import print_json
 
     scores = [read_score(one) for one in score or ()]
-    kept = anyio.run(_note, store, rollout, text, label or [], scores, author or getpass.getuser())
+    kept = anyio.run(_note, store, rollout, text, label or [], scores, author or _user_name())
     if json:
         print_json(kept)
         return
@@ -52,7 +54,14 @@ def read_score(text: str) -> tuple[str, float]:
     try:
         return name.strip(), float(number)
     except ValueError as error:
-        raise ConfigError(f"{text!r} is no score", hint="write --score NAME=NUMBER, such as style=0.5") from error
+        raise ConfigError(f"{text!r} is not a score", hint="write --score NAME=NUMBER, such as style=0.5") from error
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number that is in no list of users
+        return f"user {os.getuid()}"
 
 
 async def _note(

@@ -28,9 +28,7 @@ def with_rollout_options(command: Callable[..., None]) -> Callable[..., None]:
             option.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=None,
-            annotation=Annotated[_TYPES[option.kind], typer.Option(option.flag, help=option.help)]
-            if option.kind != "flag"
-            else Annotated[_TYPES[option.kind], typer.Option(help=option.help)],
+            annotation=Annotated[_TYPES[option.kind], _describe(option)],
         )
         for option in OPTIONS.values()
     ]
@@ -38,3 +36,8 @@ def with_rollout_options(command: Callable[..., None]) -> Callable[..., None]:
     call.__signature__ = inspect.Signature([*own, *derived])  # pyright: ignore[reportFunctionMemberAccess] - read by typer
     call.__annotations__ = {one.name: one.annotation for one in (*own, *derived)}
     return call
+
+
+def _describe(option: Any) -> Any:
+    flags = () if option.kind == "flag" else (option.flag,)  # typer adds --no-... to a flag that it names itself
+    return typer.Option(*flags, help=option.help, rich_help_panel="Options of each rollout")

@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode
 import anyio
 import typer
 
-from rollyard.cli.subverbs import new_group
+from rollyard.cli.verb_app import new_group
 
 app = new_group()
 Url = Annotated[str, typer.Option(envvar="ROLLYARD_URL", help="URL of the control plane")]
@@ -25,7 +25,7 @@ _HERE = "http://127.0.0.1:8600"
 
 @app.callback()
 def plane() -> None:
-    """Keep a control plane's keys, owners, quotas, instances and secrets."""
+    """Manage a control plane's keys, owners, quotas, instances and secrets."""
 
 
 @app.command("rotate-secret")
@@ -35,7 +35,7 @@ def rotate_secret(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Replace the secret that signs a control plane's URLs and tokens. Those from before end when its servers restart."""
+    """Replace the secret that signs a control plane's URLs and tokens. What it signed ends when the servers restart."""
     from rollyard.cli.printing import print_json
     from rollyard.plane.service import signing
 
@@ -66,7 +66,7 @@ def new_key(
     key: Key = "",
     as_json: Json = False,
 ) -> None:
-    """Make an API key. It is shown this once."""
+    """Create an API key. It is shown only once."""
     made = _ask(url, key, "POST", "/v1/keys", {"role": role, "owner": owner})
     if as_json:
         _print(made)
@@ -81,7 +81,7 @@ def revoke_key(
     key: Key = "",
     as_json: Json = False,
 ) -> None:
-    """End an API key: at once on the replica that is asked, and within seconds on the others."""
+    """Revoke an API key: at once on the server that is asked, within seconds on other replicas."""
     _ask(url, key, "DELETE", f"/v1/keys/{key_id}")
     _print({"revoked": key_id}) if as_json else typer.echo(f"{key_id} is revoked")
 
@@ -137,7 +137,7 @@ def events(
     key: Key = "",
     as_json: Json = False,
 ) -> None:
-    """Show what became of an instance: its states, when, and why."""
+    """Show the history of an instance: its states with times and reasons."""
     from rollyard.cli.printing import print_table
 
     found = _ask(url, key, "GET", f"/v1/instances/{quote(instance)}/history")

@@ -17,6 +17,7 @@ from rollyard.runs.display.paint import BOLD, GREEN, RED, paint
 
 _NARROWEST = 5  # columns are not cut below this
 _PROSE = 24  # a last column is not folded below this
+_LABEL = re.compile(r" *(?:\S{1,10}(?: \S{1,3})?  +)?")  # of a line: its margin, and words that stand apart
 _COLOURS = {"completed": GREEN, "ok": GREEN, "agent_error": RED, "infra_error": RED, "timeout": RED}
 
 
@@ -25,12 +26,15 @@ def print_json(value: Any) -> None:
 
 
 def print_text(text: str) -> None:
-    """Prose. On a terminal a line that is too long goes on between words, as far in as it began."""
+    """Prose. On a terminal a line that is too long goes on between words, below where its text began: behind the margin and a
+    label such as `cause   `."""
     for line in text.split("\n"):
-        inner = line.lstrip(" ")
-        margin = " " * (len(line) - len(inner))
-        parts = fold(inner, terminal_columns() - len(margin)) if sys.stdout.isatty() else [inner]
-        typer.echo("\n".join(margin + part for part in parts))
+        if not sys.stdout.isatty():
+            typer.echo(line)
+            continue
+        label = (_LABEL.match(line) or [""])[0]
+        first, *rest = fold(line[len(label) :], terminal_columns() - len(label)) or [""]
+        typer.echo("\n".join([label + first, *(" " * len(label) + part for part in rest)]))
 
 
 def show_id(id: str) -> str:

@@ -26,9 +26,9 @@ def show_progress(image: str, *, shown: bool) -> Generator[Told | None]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         bar = bars.add_task(image[-28:], total=None, layers="")
 
-        def told(now: PullProgress) -> None:
+        def tell(now: PullProgress) -> None:
             bars.update(
                 bar, completed=now.bytes, total=now.total_bytes, layers=f"{now.layers}/{now.total_layers} layers"
             )
 
-        yield told
+        yield tell

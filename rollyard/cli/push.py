@@ -1,4 +1,4 @@
-"""`rollyard push`: a task folder or an aenv project, to a control plane's hub."""
+"""`rollyard push`: a task folder, an aenv project or an OpenEnv package, to a control plane's hub."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import anyio
 import typer
 
 from rollyard.cli.printing import print_json
+from rollyard.cli.verb_app import new_verb
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = new_verb()
 
 
 @app.command()
 def push(
-    folder: Annotated[Path, typer.Argument(help="Harbor task folder or aenv project")],
+    folder: Annotated[Path, typer.Argument(help="Harbor task folder, aenv project or OpenEnv package")],
     url: Annotated[str, typer.Option(envvar="ROLLYARD_URL", help="URL of the control plane")] = "http://127.0.0.1:8600",
     key: Annotated[
         str,

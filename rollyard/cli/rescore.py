@@ -8,10 +8,11 @@ import anyio
 import typer
 
 from rollyard.cli.printing import print_json, print_table
-from rollyard.cli.store_option import StoreOption
+from rollyard.cli.shared_options import StoreOption
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.home import STORE
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = new_verb()
 
 
 @app.command()
@@ -24,7 +25,7 @@ def rescore(
     store: StoreOption = STORE,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Run the verifier again on what each agent left. Agents do not run again; earlier verdicts stay listed."""
+    """Run the verifier again on what each agent left. Agents do not run again; earlier verdicts are kept."""
     from rollyard.runs.rescore import Rescored
     from rollyard.runs.rescore import rescore as again
     from rollyard.store import Store

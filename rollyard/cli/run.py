@@ -10,13 +10,14 @@ from msgspec.structs import replace
 
 from rollyard.cli.main import INFRASTRUCTURE, ROLLOUTS_FAILED
 from rollyard.cli.options import with_rollout_options
-from rollyard.cli.store_option import StoreOption
+from rollyard.cli.shared_options import StoreOption, fill
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.agent import DEFAULT_AGENT
 from rollyard.core.home import STORE
 from rollyard.core.limits import Limits
 from rollyard.runs.rollout.options import RolloutFields
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = new_verb()
 
 
 @app.command()
@@ -98,32 +99,13 @@ def run(
         raise typer.BadParameter("it logs runs of tasks; one instruction is one rollout", param_hint="--log-to")
     if agent_s is not None:
         options["limits"] = replace(options.get("limits") or Limits(), agent=agent_s)
-    request = RunRequest(
-        tasks=tasks,
-        agents=tuple(a for a in agent.split(",") if a),
+    request = fill(
+        RunRequest,
+        locals(),
+        agents=tuple(name for name in agent.split(",") if name),
         policies=tuple(policy or ()),
-        options=options,
-        attempts=attempts,
-        parallel=read_parallel(parallel),
-        sandbox=sandbox,
-        store=store,
-        resume=resume,
-        retries=retries,
-        limit=limit,
-        filter=tuple(filter or ()),
-        instruction=instruction,
-        setup=tuple(setup or ()),
-        verify=tuple(verify or ()),
         files=tuple(file or ()),
-        executor=executor,
-        ray_address=ray_address,
-        per_node=per_node,
-        nodes=nodes,
-        workers=workers,
-        name=name,
-        strict=strict,
-        tree=tree,
-        as_json=as_json,
+        parallel=read_parallel(parallel),
     )
     shown = with_loggers(make_display("none" if as_json and display == "auto" else display), log_to or ())
     work = partial(execute, request, shown)

@@ -8,11 +8,12 @@ import anyio
 import typer
 
 from rollyard.cli.main import ROLLOUTS_FAILED
-from rollyard.cli.store_option import StoreOption
+from rollyard.cli.shared_options import StoreOption
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.home import STORE
 from rollyard.core.ids import LAST
 
-app = typer.Typer(rich_markup_mode=None, add_completion=False)
+app = new_verb()
 
 
 @app.command()
@@ -28,8 +29,7 @@ def scan(
 ) -> None:
     """Look over what agents did: tests or the grader touched, answers read, loops, refusals, a broken environment.
 
-    Each finding says whether it takes the ground from a success, a failure or both. The exit code is 1 where a reward is
-    invalid.
+    Each finding says whether it invalidates a success, a failure or both. Exit code 1 when a reward is invalid.
     """
     from rollyard.cli.printing import print_json, print_text
     from rollyard.core.printable import printable

@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rollyard.cli.listen_options import AllowHosts, Port
-from rollyard.cli.store_option import StoreOption
-from rollyard.cli.subverbs import new_group
+from rollyard.cli.shared_options import AllowHosts, Port, StoreOption, fill
+from rollyard.cli.verb_app import new_group
 from rollyard.core.agent import DEFAULT_AGENT
 from rollyard.core.home import STORE
 
@@ -48,31 +47,13 @@ def gate(
     """Serve the model endpoint that agents talk to."""
     from rollyard.runs.serve_gate import GateOptions, serve_gate
 
-    serve_gate(
-        GateOptions(
-            upstream=upstream,
-            model=model,
-            store=store,
-            mode=mode,
-            policy=policy,
-            host=host,
-            port=port,
-            unix=unix,
-            tls_cert=tls_cert,
-            tls_key=tls_key,
-            key_env=key_env,
-            admin_key_file=admin_key_file,
-            trainer_key_file=trainer_key_file,
-            processes=processes,
-        ),
-        say=lambda ready: typer.echo(ready.json if json else ready.line),
-    )
+    serve_gate(fill(GateOptions, locals()), say=lambda ready: typer.echo(ready.json if json else ready.line))
 
 
 @app.command()
 def env(
     target: Annotated[str, typer.Argument(help="environment: path.py:Class, module:Class, or coding")] = "coding",
-    taskset: Annotated[str | None, typer.Option(help="coding: path of its tasks")] = None,
+    tasks: Annotated[str | None, typer.Option("--taskset", help="coding: path of its tasks")] = None,
     agent: Annotated[str, typer.Option(help="coding: agent of every step")] = "opencode",
     policy: Annotated[str | None, typer.Option(help="coding: what answers model calls, such as scripted:FILE")] = None,
     base_url: Annotated[str | None, typer.Option(help="coding: URL of a model server")] = None,
@@ -92,7 +73,7 @@ def env(
     ] = False,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Port = 0,
-    allow_host: AllowHosts = None,
+    allow_hosts: AllowHosts = None,
     capacity: Annotated[int, typer.Option(help="most environments at the same time", min=1)] = 64,
     lease_s: Annotated[float, typer.Option(help="seconds a session lives without a connected client")] = 60.0,
     deadline_s: Annotated[float, typer.Option(help="time limit of one reset or step, in seconds")] = 600.0,
@@ -108,31 +89,9 @@ def env(
     from rollyard.runs.coding_request import CodingOptions
     from rollyard.runs.serve_env import EnvOptions, serve_env
 
-    serve_env(
-        EnvOptions(
-            target=target,
-            host=host,
-            port=port,
-            allow_hosts=tuple(allow_host or ()),
-            key_file=key_file,
-            production=production,
-            keep=keep,
-            limits=EnvLimits(capacity=capacity, lease_s=lease_s, deadline_s=deadline_s),
-            tasks=taskset,
-            step=step,
-            coding=CodingOptions(
-                key_env=key_env,
-                agent=agent,
-                policy=policy,
-                base_url=base_url,
-                model=model,
-                sandbox=sandbox,
-                renderer=renderer,
-                clients_choose=clients_choose,
-            ),
-        ),
-        say=lambda ready: typer.echo(ready.json if json else ready.line),
-    )
+    given = locals()
+    options = fill(EnvOptions, given, limits=fill(EnvLimits, given), coding=fill(CodingOptions, given))
+    serve_env(options, say=lambda ready: typer.echo(ready.json if json else ready.line))
 
 
 @app.command()
@@ -149,7 +108,7 @@ def rollouts(
     store: StoreOption = STORE,
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Port = 0,
-    allow_host: AllowHosts = None,
+    allow_hosts: AllowHosts = None,
     keys: Annotated[
         Path | None, typer.Option(help="file with lines of `OWNER KEY`; without it only this machine is served")
     ] = None,
@@ -162,8 +121,9 @@ def rollouts(
     parallel: Annotated[int, typer.Option(help="most rollouts of one job at the same time", min=1)] = 8,
     jobs: Annotated[int, typer.Option(help="most jobs at the same time; the others wait", min=1)] = 4,
     quota: Annotated[int, typer.Option(help="most jobs of one owner that are not over", min=1)] = 100,
-    callback_host: Annotated[
-        list[str] | None, typer.Option(help="host that jobs may ask to be told at; may be repeated")
+    callback_hosts: Annotated[
+        list[str] | None,
+        typer.Option("--callback-host", help="host that jobs may ask to be called back at; may be repeated"),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,
 ) -> None:
@@ -171,23 +131,9 @@ def rollouts(
     from rollyard.runs.serve_gate import GateOptions
     from rollyard.train.service.serve import RolloutsOptions, serve_rollouts
 
+    answers = GateOptions(policy=policy, upstream=base_url, model=model, key_env=key_env)
     serve_rollouts(
-        RolloutsOptions(
-            store=store,
-            answers=GateOptions(policy=policy, upstream=base_url, model=model, key_env=key_env),
-            host=host,
-            port=port,
-            allow_hosts=tuple(allow_host or ()),
-            keys=keys,
-            trainer=trainer,
-            agent=agent,
-            sandbox=sandbox,
-            parallel=parallel,
-            jobs=jobs,
-            quota=quota,
-            tasks=tasks,
-            callback_hosts=tuple(callback_host or ()),
-        ),
+        fill(RolloutsOptions, locals(), answers=answers),
         say=lambda ready: typer.echo(ready.json if json else ready.line),
     )
 
@@ -196,7 +142,7 @@ def rollouts(
 def browser(
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Port = 0,
-    allow_host: AllowHosts = None,
+    allow_hosts: AllowHosts = None,
     sandbox: Annotated[str, typer.Option(help="sandbox backend that browsers run in")] = "local",
     image: Annotated[str, typer.Option(help="image that has Chromium")] = "host",
     capacity: Annotated[int, typer.Option(help="most browsers at the same time", min=1)] = 8,
@@ -209,17 +155,9 @@ def browser(
     from rollyard.envs.browser.leases import BrowserLimits
     from rollyard.runs.serve_browser import BrowserOptions, serve_browser
 
+    limits = BrowserLimits(capacity=capacity)
     serve_browser(
-        BrowserOptions(
-            host=host,
-            port=port,
-            allow_hosts=tuple(allow_host or ()),
-            key_file=key_file,
-            sandbox=sandbox,
-            image=image,
-            limits=BrowserLimits(capacity=capacity),
-        ),
-        say=lambda ready: typer.echo(ready.json if json else ready.line),
+        fill(BrowserOptions, locals(), limits=limits), say=lambda ready: typer.echo(ready.json if json else ready.line)
     )
 
 
@@ -232,7 +170,7 @@ def model(
     ] = "template",
     host: Annotated[str, typer.Option(help="address to listen on")] = "127.0.0.1",
     port: Port = 0,
-    allow_host: AllowHosts = None,
+    allow_hosts: AllowHosts = None,
     version: Annotated[int, typer.Option(help="version of the initial weights")] = 0,
     max_batch: Annotated[int, typer.Option(help="most requests in one batch")] = 64,
     gather_ms: Annotated[float, typer.Option(help="milliseconds a batch waits for more requests")] = 5.0,
@@ -245,22 +183,7 @@ def model(
     """Serve a small torch model: token ids in and out, logprobs, new weights while it runs."""
     from rollyard.train.serve_model import ModelOptions, serve_model
 
-    serve_model(
-        ModelOptions(
-            model=model,
-            renderer=renderer,
-            tools=tools,
-            host=host,
-            port=port,
-            allow_hosts=tuple(allow_host or ()),
-            version=version,
-            max_batch=max_batch,
-            gather_ms=gather_ms,
-            threads=threads,
-            key_file=key_file,
-        ),
-        say=lambda ready: typer.echo(ready.json if json else ready.line),
-    )
+    serve_model(fill(ModelOptions, locals()), say=lambda ready: typer.echo(ready.json if json else ready.line))
 
 
 @app.command()
@@ -323,7 +246,7 @@ def plane(
 ) -> None:
     """Serve the control plane: environments, instances, engines and the page."""
     from rollyard.net.ready import ServerReady
-    from rollyard.plane.compat.apis import FaceOptions
+    from rollyard.plane.compat.apis import CompatOptions
     from rollyard.plane.compat.fleet.open import FleetOptions
     from rollyard.plane.server.serve import PlaneOptions, serve_plane
 
@@ -332,32 +255,7 @@ def plane(
         if print_env:
             typer.echo(ready.env)
 
-    names = tuple(name.strip() for name in engine.split(",") if name.strip())
-    serve_plane(
-        PlaneOptions(
-            store=store,
-            engines=names,
-            host=host,
-            port=port,
-            quota=quota,
-            rate=rate,
-            burst=burst,
-            call_rate=call_rate,
-            call_burst=call_burst,
-            boot_s=boot_s,
-            sweep_s=sweep_s,
-            public_url=public_url,
-            drain_s=drain_s,
-            log_level=log_level,
-            log_requests=log_requests,
-            build_network=build_network,
-            faces=FaceOptions(
-                aenv=aenv,
-                aenv_keys=aenv_keys,
-                fleet=FleetOptions(worlds=worlds, tasks=tuple(fleet_tasks or ()), job_policy=job_policy),
-            ),
-            admin_key_file=admin_key_file,
-            signing_file=signing_file,
-        ),
-        say=say,
-    )
+    engines = tuple(name.strip() for name in engine.split(",") if name.strip())
+    fleet = FleetOptions(worlds=worlds, tasks=tuple(fleet_tasks or ()), job_policy=job_policy)
+    compat = CompatOptions(aenv=aenv, aenv_keys=aenv_keys, fleet=fleet)
+    serve_plane(fill(PlaneOptions, locals(), engines=engines, compat=compat), say=say)

@@ -10,8 +10,8 @@ import msgspec
 import typer
 
 from rollyard.cli.printing import print_json
-from rollyard.cli.store_option import StoreOption
-from rollyard.cli.subverbs import new_group
+from rollyard.cli.shared_options import StoreOption
+from rollyard.cli.verb_app import new_group
 from rollyard.core.home import STORE, STORE_VARIABLE
 
 app = new_group()
@@ -46,10 +46,13 @@ def backup(
 @app.command()
 def copy(
     source: Annotated[str, typer.Argument(help="store to copy: a path or postgresql://...; nothing may write to it")],
-    target: Annotated[str, typer.Argument(help="new or empty store: a path or postgresql://...")],
+    target: Annotated[
+        str, typer.Argument(help="new or empty store, or the same copy unfinished: a path or postgresql://...")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Copy a whole store, with every id, into one of another kind: SQLite to PostgreSQL or back."""
+    """Copy a whole store, with every id, into one of another kind: SQLite to PostgreSQL or back. Broken off, the same command
+    goes on where it was."""
     from rollyard.store.copy import copy_store
 
     counts = anyio.run(copy_store, source, target)
@@ -72,14 +75,16 @@ def restore(
 
 @app.command()
 def prune(
-    older_than: Annotated[float, typer.Option("--older-than", help="age in DAYS from which a run goes", min=0)],
+    older_than: Annotated[float, typer.Option("--older-than", help="remove runs older than this many days", min=0)],
     store: StoreOption = STORE,
-    keep: Annotated[int, typer.Option("--keep", help="newest runs that stay whatever their age", min=0)] = 0,
-    unfinished: Annotated[bool, typer.Option("--unfinished", help="runs that still owe attempts go too")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what would go, and remove nothing")] = False,
+    keep: Annotated[int, typer.Option("--keep", help="number of newest runs to keep whatever their age", min=0)] = 0,
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="remove runs that have attempts left to run too")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print what would be removed, and remove nothing")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Remove old runs with their rollouts, calls, events and files. Finished ones only, unless told otherwise."""
+    """Remove old runs with their rollouts, calls, events and files. Unfinished ones stay, unless --unfinished is given."""
     import time
 
     from rollyard.store import Store

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from rollyard.cli.listen_options import Port
-from rollyard.cli.store_option import StoreArgument
+from rollyard.cli.shared_options import Port, StoreArgument
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.home import STORE
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = new_verb()
 
 
 @app.command()
@@ -19,7 +19,7 @@ def view(
     host: Annotated[str, typer.Option(help="the address to listen on")] = "127.0.0.1",
     port: Port = 8700,
     write: Annotated[
-        bool, typer.Option(help="allow starting, cancelling and rescoring, with a token that is printed")
+        bool, typer.Option(help="allow changes on the page (start, cancel, rescore), with a token that is printed")
     ] = False,
     tasks: Annotated[str | None, typer.Option(help="with --write: tasks offered on the page")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the ready line as JSON")] = False,

@@ -7,10 +7,11 @@ from typing import Annotated
 import anyio
 import typer
 
-from rollyard.cli.store_option import StoreOption
+from rollyard.cli.shared_options import StoreOption
+from rollyard.cli.verb_app import new_verb
 from rollyard.core.home import STORE
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
+app = new_verb()
 
 
 @app.command()

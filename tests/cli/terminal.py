@@ -74,7 +74,8 @@ class Terminal:
         if self._child.poll() is None:
             self._child.kill()
         self._child.wait()
-        os.close(self._ours)
+        if self._ours >= 0:
+            os.close(self._ours)
 
     @property
     def written(self) -> str:
@@ -87,6 +88,15 @@ class Terminal:
 
     def press(self, keys: bytes) -> None:
         os.write(self._ours, keys)
+
+    def signal(self, number: int) -> None:
+        self._child.send_signal(number)
+
+    def hang_up(self, limit: float = 120) -> int:
+        """Closes the terminal, as one that closes its window does; the command's exit code."""
+        os.close(self._ours)
+        self._ours = -1
+        return self._child.wait(limit)
 
     def wait_for(self, words: str, limit: float = 60) -> None:
         """Until the words stand on the screen."""

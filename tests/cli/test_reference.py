@@ -1,5 +1,6 @@
 """docs/cli.md is what `--help` says. `python tests/cli/test_reference.py` writes it again."""
 
+import re
 from pathlib import Path
 
 import typer
@@ -14,7 +15,8 @@ Made from `rollyard --help` and `rollyard VERB --help`; do not edit. `python tes
 again, and a test fails when it is stale.
 
 Every verb takes `--json`. Exit codes: 0 success, 1 rollouts failed, 2 wrong usage, 3 infrastructure (a store, a server, a
-port in use), 130 Ctrl-C. [quickstart.md](quickstart.md) shows the verbs in use, [glossary.md](glossary.md) explains the words.
+port in use), 130 Ctrl-C, 143 SIGTERM. [quickstart.md](quickstart.md) shows the verbs in use, [glossary.md](glossary.md)
+explains the words.
 """
 
 
@@ -48,6 +50,11 @@ def render() -> str:
 
 def test_the_page_is_what_help_says():
     assert PAGE.read_text() == render(), "docs/cli.md is stale: run `python tests/cli/test_reference.py`"
+
+
+def test_help_has_no_python_in_it():
+    assert "--attempts N" in PAGE.read_text() and "Example:\n" in PAGE.read_text()
+    assert re.findall(r"<\w+>|<list\[|\{\w+\}$", PAGE.read_text(), re.M) == []
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The first hour of a stranger, on a terminal: every verb is started as a person starts it, and read as a person reads it."""
 
+import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -263,20 +265,42 @@ def test_a_port_in_use_is_told_in_one_line(kept, verb):
     assert shown.screen.startswith(f"rollyard: cannot listen on 127.0.0.1:{port}: another program listens there")
 
 
-def test_ctrl_c_says_what_is_done_and_owed_and_the_command_that_goes_on(tmp_path):
+SLOW = [*map(str, RUN), "--policy", "scripted:slow.yaml", "--attempts", "3", "--store", "c.db"]
+
+
+@pytest.fixture
+def slow_run(tmp_path):
+    """A terminal with three rollouts whose model does not answer."""
     (tmp_path / "slow.yaml").write_text("- sleep: 600\n- text: done\n")
-    argv = [ROLLYARD, *map(str, RUN), "--policy", "scripted:slow.yaml", "--attempts", "3", "--store", "c.db"]
-    with Terminal(argv, cwd=tmp_path, env=environment(tmp_path)) as terminal:
+    with Terminal([ROLLYARD, *SLOW], cwd=tmp_path, env=environment(tmp_path)) as terminal:
         terminal.wait_for("in flight: wait 3")
-        terminal.press(CTRL_C)
-        shown = terminal.end()
-    assert_readable(shown, 130)
+        yield terminal
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [(lambda terminal: terminal.press(CTRL_C), 130), (lambda terminal: terminal.signal(signal.SIGTERM), 143)],
+    ids=["Ctrl-C", "SIGTERM"],
+)
+def test_a_run_that_is_stopped_says_what_is_done_and_owed_and_the_command_that_goes_on(slow_run, tmp_path, end, code):
+    end(slow_run)
+    shown = slow_run.end()
+    assert_readable(shown, code)
     assert "stopped: 0 of 3 attempts are done, 3 are owed." in shown.screen
     command = re.search(r"^  rollyard (run --resume run_\w+ --store c.db)$", shown.screen, re.MULTILINE)[1]
     (tmp_path / "slow.yaml").write_text((ROOT / "examples/scripts/bug-fix.yaml").read_text())
     resumed = on_terminal(*command.split(), cwd=tmp_path)
     assert_readable(resumed)
     assert resumed.screen.count("completed  reward 1") == 3
+
+
+def test_a_run_whose_terminal_is_closed_gives_its_attempts_back(slow_run, tmp_path):
+    assert slow_run.hang_up() == 129
+    listed = subprocess.run(
+        [ROLLYARD, "list", "--store", "c.db", "--json"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    (run,) = json.loads(listed.stdout)
+    assert run["attempts"] == {"owed": 3}
 
 
 def test_ctrl_c_during_one_rollout_says_that_it_was_not_finished(tmp_path):
