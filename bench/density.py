@@ -1,8 +1,9 @@
 """Density: how many agents wait for a model in one GiB, awake and asleep, and how much later an agent that slept goes on.
 
 Some agents of one kind are held at a model call and measured. Then one is answered, and the time until its next call is taken:
-awake, woken alone, and all woken at once. Times are those of a busy machine where it is one; CPU is what the sandbox used until
-that call, which other work changes little: what waking adds is the pages that come back. Asleep needs swap or zram, as root:
+awake, woken for the first time (nothing is known of what it uses, and it fetches its pages itself), woken alone later, and all
+woken at once. Times are those of a busy machine where it is one; CPU is what the sandbox used until that call, which other work
+changes little; the pages that are fetched for it are not in that. Asleep needs swap or zram, as root:
 
     echo 3G > /sys/block/zram0/disksize && mkswap /dev/zram0 && swapon /dev/zram0
     python -m bench.density [--agents pi,claude-code] [--count 4]
@@ -79,8 +80,10 @@ async def measure(place: LocalBackend, agent: Agent, count: int, *, sleeps: bool
         if not sleeps:
             return rows
         asleep = await put_to_sleep()
-        rows.append(row("asleep, woken alone", asleep, [await answer(name, asleep=True) for name in names]))
+        rows.append(row("asleep, woken first", asleep, [await answer(name, asleep=True) for name in names]))
         await put_to_sleep()  # zram keeps what came back for a while, so how much they take is measured once
+        rows.append(row("asleep, woken alone", asleep, [await answer(name, asleep=True) for name in names]))
+        await put_to_sleep()
         together = list(await asyncio.gather(*(answer(name, asleep=True) for name in names)))
         rows.append(row(f"asleep, {count} woken at once", asleep, together))
         return rows
@@ -108,10 +111,10 @@ async def run(wanted: list[str], count: int) -> bool:
                 added = f"{row.next_ms - rows[0].next_ms:.0f}" if row is not rows[0] else ""
                 memory = f"{row.mb:6.1f}{row.per_gib:8.1f}"
                 print(f"{row.agent:15}{row.mode:25}{memory}{row.next_ms:8.0f}{added:>7}{row.cpu_ms:7.0f}", flush=True)
-            found += rows
+            found += rows[:2]  # however they are woken, they take as much
     print()
     for row in found:
-        note(f"{row.agent} per GiB, {row.mode}", row.per_gib, sense="more")
+        note(f"{row.agent} per GiB, {row.mode.partition(',')[0]}", row.per_gib, sense="more")
     return bool(found) and not (missing and wanted)
 
 

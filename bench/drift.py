@@ -21,7 +21,7 @@ import rollyard as ry
 from rollyard.core.call import ids
 from rollyard.core.message import Message, Text
 from rollyard.policy.prompts import Prompts
-from rollyard.testing.smollm import weights
+from tests.servers.smollm import weights
 
 AGENTS = ("codex", "claude-code", "pi", "goose", "gemini-cli", "mini-swe-agent", "qwen-code", "opencode", "shell-agent")
 TEMPLATE = Path(__file__).parents[1] / "tests/policy/models/tools.jinja"

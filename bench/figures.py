@@ -49,7 +49,7 @@ class Figure(NamedTuple):
 
     def is_worse(self, last: float | None) -> bool:
         """Than what was recorded, by more than chance does."""
-        if last is None:
+        if last is None or last < 0:  # of what is all but nothing chance may make less than nothing
             return False
         if self.sense in ("<=", "less"):
             return self.value > last * NOISE
@@ -108,12 +108,12 @@ def recorded() -> dict[str, Recorded]:
     return {bench: Recorded(Machine(**one["machine"]), one["figures"]) for bench, one in kept.items()}
 
 
-def record(figures: Iterable[Figure], machine: Machine, before: Mapping[str, Recorded]) -> None:
-    """The figures of this run in the place of the last ones; those of benchmarks that did not run stay."""
+def record(figures: Iterable[Figure], machine: Machine) -> None:
+    """The figures of these benchmarks in the place of their last ones; those of the others stay."""
     found: dict[str, dict[str, float]] = {}
     for figure in figures:
         found.setdefault(figure.bench, {})[figure.name] = figure.value
-    kept = dict(before) | {bench: Recorded(machine, values) for bench, values in found.items()}
+    kept = recorded() | {bench: Recorded(machine, values) for bench, values in found.items()}
     plain = {bench: {"machine": one.machine._asdict(), "figures": one.figures} for bench, one in sorted(kept.items())}
     BASELINE.write_text(json.dumps(plain, indent=2) + "\n")
 
@@ -129,7 +129,13 @@ def table(figures: Iterable[Figure], before: Mapping[str, Recorded]) -> str:
             lines.append(bench)
         last = before[bench].figures.get(figure.name) if bench in before else None
         ratio = (
-            "new" if last is None else f"{figure.value / last:.2f}x" if last else "same" if not figure.value else "-"
+            "new"
+            if last is None
+            else f"{figure.value / last:.2f}x"
+            if last > 0
+            else "same"
+            if figure.value == last
+            else "-"
         )
         word = figure.word
         if figure.is_worse(last):

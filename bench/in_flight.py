@@ -23,10 +23,10 @@ from pathlib import Path
 import msgspec
 
 from bench import thin_agent
-from bench.drills.ground import Driver, PostgresServer, Upstream, account, causes, sandbox_pids
+from bench.drills.ground import Driver, PostgresServer, Upstream, account, causes, retried, sandbox_pids, stage_errors
 from bench.scale import cpu_s
 from rollyard.core.errors import Error
-from rollyard.testing.ray_cluster import RayCluster
+from tests.servers.ray_cluster import RayCluster
 
 CONFIG = """
 tasks = "{folder}/tasks.jsonl"
@@ -34,11 +34,12 @@ agents = ["{agent}"]
 attempts = {count}
 parallel = {count}
 retries = 20
+lease_s = {lease}
 model = "drill"
 [policies]
 policy = "upstream:{url}"
 [limits]
-boot = 600.0
+boot = {boot}
 agent = 3600.0
 verify = 600.0
 """
@@ -188,7 +189,11 @@ async def measure(folder: Path, asked: argparse.Namespace) -> bool:
     home.mkdir()
     agent = thin_agent.write(folder)
     (folder / "tasks.jsonl").write_text('{"id": "t", "instruction": "hello", "verify": ["true"]}\n')
-    (folder / "run.toml").write_text(CONFIG.format(folder=folder, agent=agent, count=asked.count, url=upstream.url))
+    (folder / "run.toml").write_text(
+        CONFIG.format(
+            folder=folder, agent=agent, count=asked.count, url=upstream.url, lease=asked.lease_s, boot=asked.boot_s
+        )
+    )
     try:
         with RayCluster(1, env={"ROLLYARD_HOME": str(home)}, start_s=NODE_S) as cluster:
             start_nodes(cluster, asked.nodes)
@@ -210,6 +215,12 @@ async def measure(folder: Path, asked: argparse.Namespace) -> bool:
             code, counts = await drain(driver, postgres, asked.start_s)
             print(f"answered at once, {counts['committed']} committed {time.monotonic() - began:.0f} s later; ", end="")
             print(f"the driver ended with {code}: {counts}")
+            print(f"given back for another try: {await retried(postgres.url, driver.run_id)}")
+            if said := await stage_errors(postgres.url, driver.run_id):
+                print(f"stages failed with: {said}")
+            if code != 0:
+                driver.drain()
+                print("the driver's last words:", *[*driver.lines][-5:], sep="\n  ")
             if counts["unscored"]:
                 print(f"without a reward: {await causes(postgres.url, driver.run_id)}")
     finally:
@@ -232,6 +243,8 @@ def main() -> int:
     parser.add_argument("--per-node", type=int, default=1, help="workers on each node")
     parser.add_argument("--answer-s", type=float, default=60.0, help="how long all of them wait")
     parser.add_argument("--start-s", type=float, default=1800.0, help="for all of them to be held")
+    parser.add_argument("--lease-s", type=float, default=60.0, help="how long a claim holds without a heartbeat")
+    parser.add_argument("--boot-s", type=float, default=600.0, help="limits.boot: for a sandbox to open")
     asked = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if wrong := find_limits(asked.count, asked.nodes * asked.per_node):

@@ -3,8 +3,13 @@
 Every verb that people ask such a store with runs in a process of its own: wall time, CPU and the most memory that the process
 held. So do exports of half the store, a copy into a store of the other kind, and a pruning that removes that half. What grows
 with the store instead of with the answer shows beside `--rollouts 2000`. PostgreSQL is a throw-away server with 32 MB of buffers
-that waits for no disk; its own CPU and memory are not counted. Bytes lie in `TMPDIR` (about 10 GB at a time); `--at FOLDER`
-keeps the SQLite store for the next call. `--ask` and `--write` do one half.
+that waits for no disk; its own CPU and memory are not counted. Bytes lie in `TMPDIR` (about 7 GB at a time).
+
+With `--at FOLDER` the bytes lie there, and so does every figure as soon as it is known: a call that was broken off or killed goes
+on with the first step that has none. The SQLite store stays until its steps are done; PostgreSQL is filled again. A step that
+takes longer than `LIMIT_S` is ended and named at the end. The whole takes about an hour of CPU, so beside other work:
+
+    nice -n 10 python -m bench.large_store --at FOLDER > FOLDER.log 2>&1 &
 """
 
 from __future__ import annotations
@@ -12,23 +17,28 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import uvloop
 
+from bench import figures
 from bench.figures import note
 from bench.large_store_rows import BIG, CALLS, MODELS, Copies, add_runs, fill_postgres, fill_sqlite, make_models
 from bench.page import measure, paths, peak_mb
 from rollyard.store import Store
-from rollyard.testing.postgres import PostgresServer
+from tests.servers.postgres import PostgresServer
 
+KINDS = ("sqlite", "postgresql")
+PRUNED = "store prune of nothing"
 OTHER = "run_015"  # a tenth of the smaller half
 REPORT = """
 import asyncio, sys
@@ -40,6 +50,7 @@ async def main():
 asyncio.run(main())
 """
 LOOK_S = 0.02
+LIMIT_S = 3600.0  # of one command, on a busy machine
 ROLLYARD = (sys.executable, "-m", "rollyard")
 
 
@@ -85,8 +96,20 @@ def exports(folder: Path) -> dict[str, Asked]:
     return made | {
         "export html": Asked(("export", OTHER, "--out", out["html"]), peak_mb=300),
         "scan RUN": Asked(("scan", OTHER), peak_mb=300, codes=(0, 1)),
-        "check run RUN": Asked(("check", "run", OTHER), peak_mb=300),
+        # the copies' digests are not those of their bodies, and it says so of each
+        "check run RUN": Asked(("check", "run", OTHER), peak_mb=300, codes=(3,)),
     }
+
+
+class Step(NamedTuple):
+    """What is done to a store without a break, and the figure that it ends with: once that is known, the step is done."""
+
+    last: str
+    act: Callable[[str], None]
+
+
+class Broken(Exception):
+    """A command of the bench ended otherwise than it should."""
 
 
 def do(kind: str, name: str, asked: Asked, store: str) -> None:
@@ -99,40 +122,91 @@ def do(kind: str, name: str, asked: Asked, store: str) -> None:
     began, peak = time.perf_counter(), 0.0
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=said, text=True)
-        while True:
-            # not the kernel's own count at the end: that begins with what the parent of the process held
-            with suppress(OSError, StopIteration):
-                peak = max(peak, peak_mb(process.pid))
-            pid, status, used = os.wait4(process.pid, os.WNOHANG)
-            if pid:
-                break
-            time.sleep(LOOK_S)
+        try:
+            while True:
+                # not the kernel's own count at the end: that begins with what the parent of the process held
+                with suppress(OSError, StopIteration):
+                    peak = max(peak, peak_mb(process.pid))
+                pid, status, used = os.wait4(process.pid, os.WNOHANG)
+                if pid:
+                    break
+                if time.perf_counter() - began > LIMIT_S:
+                    raise Broken(f"it took longer than {LIMIT_S:g} s")
+                time.sleep(LOOK_S)
+        except BaseException:  # Ctrl-C too: the command does not outlive the measurement
+            process.kill()
+            process.wait()
+            raise
         process.returncode = os.waitstatus_to_exitcode(status)
         wall = time.perf_counter() - began
         if process.returncode not in asked.codes:
             said.seek(0)
-            print(f"{kind}: {name}: exit {process.returncode}: {said.read()[-500:]}", flush=True)
+            raise Broken(f"exit {process.returncode}: {said.read()[-500:]}")
     note(f"s, {kind}: {name}", wall, asked.wall_s)
     note(f"s of CPU, {kind}: {name}", used.ru_utime + used.ru_stime)
-    note(f"MB, {kind}: {name}", peak, asked.peak_mb)
+    note(last_figure(kind, name), peak, asked.peak_mb)
 
 
-def ask(kind: str, store: str, folder: Path, count: int) -> None:
-    for name, asked in questions(count).items():
-        do(kind, name, asked, store)
+def last_figure(kind: str, name: str) -> str:
+    return f"MB, {kind}: {name}"
+
+
+def find_steps(kind: str, folder: Path, count: int) -> list[Step]:
+    """All that is asked of a store of this kind, what changes it last."""
+    asked = questions(count) | exports(folder)
+    found = [Step(last_figure(kind, name), partial(do, kind, name, one)) for name, one in asked.items()]
+    found.append(Step(page_figure(kind), partial(ask_pages, kind, count)))
+    if kind == "sqlite":
+        found.append(Step(last_figure(kind, PRUNED), partial(back_up_and_prune, kind, folder)))
+        return [*found, Step(last_figure(kind, "store copy to PostgreSQL"), partial(copy_to_postgres, kind))]
+    copied = Step(last_figure(kind, "store copy to SQLite"), partial(copy_to_sqlite, kind, folder))
+    return [*found, copied, Step(last_figure(kind, PRUNED), partial(prune, kind))]
+
+
+def page_figure(kind: str) -> str:
+    return f"s of CPU for the slowest first page, {kind}"
+
+
+def ask_pages(kind: str, count: int, store: str) -> None:
     pages = paths(BIG, f"ro_c{count // MODELS // 3:06}_07", count // 2, CALLS)
     del pages["raw call"]  # there is none of that name
     pages |= {"search, rare": "/search?q=%22step-77-3%22", "search, common": "/search?q=agent"}
     pages |= {"search in a run": f"/search?q=agent&run={OTHER}"}
     measure(store, pages, 1, f", {kind}")
-    for name, asked in exports(folder).items():
-        do(kind, name, asked, store)
-        for made in folder.glob("out.*"):
-            made.unlink()
+
+
+def back_up_and_prune(kind: str, folder: Path, store: str) -> None:
+    again = folder / "again.db"
+    again.unlink(missing_ok=True)
+    do(kind, "store backup", Asked(("store", "backup", str(again))), store)
+    prune(kind, str(again))
+    again.unlink()
+
+
+def copy_to_postgres(kind: str, store: str) -> None:
+    server = PostgresServer(durable=False)
+    try:
+        do(kind, "store copy to PostgreSQL", Asked(("store", "copy", store, server.url)), store)
+    finally:
+        server.close()
+
+
+def copy_to_sqlite(kind: str, folder: Path, store: str) -> None:
+    copied = folder / "copied.db"
+    copied.unlink(missing_ok=True)
+    do(kind, "store copy to SQLite", Asked(("store", "copy", store, str(copied))), store)
+    copied.unlink()
+
+
+def prune(kind: str, store: str) -> None:
+    """The oldest run goes, which is half of the store; then nothing is left to remove, and nothing may take long."""
+    keep = ("store", "prune", "--older-than", "0", "--keep", "10")
+    do(kind, "store prune of half", Asked(keep), store)
+    do(kind, PRUNED, Asked(keep), store)
 
 
 @contextmanager
-def sqlite_store(folder: Path, count: int) -> Iterator[str]:
+def sqlite_store(folder: Path, count: int) -> Generator[str]:
     where, copies = folder / f"large-{count}.db", count // MODELS
     if not where.exists():
         making = where.with_suffix(".making")
@@ -145,7 +219,7 @@ def sqlite_store(folder: Path, count: int) -> Iterator[str]:
 
 
 @contextmanager
-def postgres_store(folder: Path, count: int) -> Iterator[str]:
+def postgres_store(folder: Path, count: int) -> Generator[str]:
     server, copies = PostgresServer(durable=False), count // MODELS
     try:
         uvloop.run(make_runs(server.url, copies))
@@ -167,58 +241,70 @@ async def make_runs(where: str, copies: int) -> None:
         await add_runs(store, copies)
 
 
-def write(kind: str, store: str, folder: Path) -> None:
-    """What changes a store, on a copy of it."""
-    if kind == "sqlite":
-        again = folder / "again.db"
-        do(kind, "store backup", Asked(("store", "backup", str(again))), store)
-        prune(kind, str(again))
-        again.unlink()
-        server = PostgresServer(durable=False)
-        try:
-            do(kind, "store copy to PostgreSQL", Asked(("store", "copy", store, server.url)), store)
-        finally:
-            server.close()
-        return
-    copied = folder / "copied.db"
-    do(kind, "store copy to SQLite", Asked(("store", "copy", store, str(copied))), store)
-    copied.unlink()
-    prune(kind, store)
+def take_steps(kind: str, folder: Path, count: int, where: Path) -> list[str]:
+    """Those whose figures are not there yet; gives what is broken."""
+    done = {figure.name for figure in figures.read(where)}
+    left = [step for step in find_steps(kind, folder, count) if step.last not in done]
+    broken: list[str] = []
+    if not left:
+        return broken
+    began = time.perf_counter()
+    with (sqlite_store if kind == "sqlite" else postgres_store)(folder, count) as store:
+        print(f"{kind}: ready after {time.perf_counter() - began:.0f} s; {len(left)} steps", flush=True)
+        for step in left:
+            try:
+                step.act(store)
+            except Exception as error:  # the other steps go on; this one is told at the end, and tried by the next call
+                broken.append(f"{step.last}: {error}")
+                print(broken[-1], flush=True)
+            for made in folder.glob("out.*"):
+                made.unlink()
+    if not broken:
+        (folder / f"large-{count}.db").unlink(missing_ok=True)
+    return broken
 
 
-def prune(kind: str, store: str) -> None:
-    """The oldest run goes, which is half of the store; then nothing is left to remove, and nothing may take long."""
-    keep = ("store", "prune", "--older-than", "0", "--keep", "10")
-    do(kind, "store prune of half", Asked(keep), store)
-    do(kind, "store prune of nothing", Asked(keep), store)
+def markdown(found: Sequence[figures.Figure]) -> str:
+    """A line for each command: seconds of CPU and the most memory, by kind of store."""
+    value = {figure.name: figure.value for figure in found}
+    names = [figure.name.partition(": ")[2] for figure in found if figure.name.startswith("MB, ")]
+    lines = ["| | " + " | ".join(KINDS) + " |", "|---|" + "---|" * len(KINDS)]
+    for name in dict.fromkeys(names):
+        cells = [(value.get(f"s of CPU, {kind}: {name}"), value.get(last_figure(kind, name))) for kind in KINDS]
+        shown = [f"{cpu:.1f} s, {peak:.0f} MB" if cpu and peak else "not measured" for cpu, peak in cells]
+        lines.append(f"| {name} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=100_000)
-    parser.add_argument("--only", choices=("sqlite", "postgresql"))
-    parser.add_argument("--at", type=Path, help="folder to keep the SQLite store in, and to find it in")
-    parser.add_argument("--ask", action="store_true", help="what only reads")
-    parser.add_argument("--write", action="store_true", help="backup, copy, prune")
+    parser.add_argument("--only", choices=KINDS)
+    parser.add_argument(
+        "--at", type=Path, help="folder for the stores and the figures; a call that was broken off goes on there"
+    )
     options = parser.parse_args(argv)
-    both = not (options.ask or options.write)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that servers end with it
     folder = options.at or Path(tempfile.mkdtemp(prefix="ry-bench-"))
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    where = folder / f"figures-{options.rollouts}"
+    os.environ[figures.VARIABLE] = str(where)
     try:
-        for kind, make in (("sqlite", sqlite_store), ("postgresql", postgres_store)):
-            if options.only not in (None, kind):
-                continue
-            began = time.perf_counter()
-            with make(folder, options.rollouts) as store:
-                print(f"{kind}: ready after {time.perf_counter() - began:.0f} s", flush=True)
-                if options.ask or both:
-                    ask(kind, store, folder, options.rollouts)
-                if options.write or both:
-                    write(kind, store, folder)
+        broken = [
+            line
+            for kind in KINDS
+            if options.only in (None, kind)
+            for line in take_steps(kind, folder, options.rollouts, where)
+        ]
+        found = list({figure.name: figure for figure in figures.read(where)}.values())
     finally:
         if options.at is None:
             shutil.rmtree(folder, ignore_errors=True)
+    print(f"\n{figures.table(found, figures.recorded())}\n\n{markdown(found)}")
+    for line in broken:
+        print(f"BROKEN {line}")
+    return 1 if broken or not all(figure.good for figure in found) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -13,7 +13,7 @@ import time
 import urllib.request
 from pathlib import Path
 
-from rollyard.testing.venvs import make_venv, venv_path
+from tests.servers.venvs import make_venv, venv_path
 
 REQUIREMENTS = {
     "rllm": ("uvloop", "rllm-model-gateway==0.1.0"),

@@ -186,7 +186,7 @@ async def gateway(folder: Path, seconds: float) -> dict[str, float]:
 
 
 async def straight(folder: Path, instance_id: str, seconds: float) -> list[float]:
-    """The same request by whoever holds the sandbox."""
+    """The same request by the holder of the sandbox."""
     from rollyard.plane.engines.choose import engine
 
     times: list[float] = []

@@ -45,7 +45,7 @@ from rollyard.plane.parts import ephemeral_plane
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.sandbox.relay import HostRelay
 from rollyard.sandbox.relay.filepair import HostFilePair
-from rollyard.testing.engines import lacking, running
+from tests.servers.engines import lacking, running
 
 BUDGET_MS = {
     "local": 0.3,

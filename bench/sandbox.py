@@ -2,7 +2,7 @@
 
 Absolute times say more about the machine than about the code; the ratio to the cheapest thing one can do with a program
 says something. Every sample of ours is taken next to a sample of that. The last column is the ratio of the tenth
-percentiles, which a busy machine disturbs less; budgets are held against the medians. Opens are sampled with the launcher
+percentiles, which a busy machine disturbs less; budgets are compared with the medians. Opens are sampled with the launcher
 at rest (it prepares ahead), and a burst shows what it does without that. Memory is the sum of the proportional set sizes
 of the processes of idle sandboxes, and the drop of MemAvailable, which also counts what the kernel keeps.
 

@@ -27,8 +27,8 @@ from rollyard.core.events import Event
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.runs import RunConfig
 from rollyard.runs.run.executor import executor
-from rollyard.testing.postgres import PostgresServer
-from rollyard.testing.ray_cluster import RayCluster
+from tests.servers.postgres import PostgresServer
+from tests.servers.ray_cluster import RayCluster
 
 KEPT = Path(__file__).parents[1] / "docs" / "capacity.json"
 TICK = os.sysconf("SC_CLK_TCK")

@@ -28,6 +28,7 @@ class Project(NamedTuple):
     files: dict[str, str]
     fix: tuple[Step, ...]
     verify: str
+    setup: str | None = None  # after the first commit
 
 
 class HeldOut(NamedTuple):

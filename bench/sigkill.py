@@ -93,17 +93,17 @@ async def _run(folder: Path, model: Model, url: str, kills: int, tasks: int, par
         f"parallel = {parallel}\nretries = 3\n"
     )
     store, home = f"{folder}/runs.db", str(folder / "home")
-    left = Leftovers(home)
     driver = await asyncio.to_thread(Driver, store, config, None, home)
     sandboxes = processes = 0
     each = max(1, CALLS * tasks // (kills + 2))
-    for number in range(1, kills + 1):
-        await model.wait(number * each)
-        driver.kill()
-        found = await left.after()
-        print(f"kill {number} after {len(model.delivered)} answers: left {found}", flush=True)
-        sandboxes, processes = sandboxes + found["sandboxes"], processes + found["processes"]
-        await asyncio.to_thread(driver.resume)
+    async with Leftovers(home) as left:
+        for number in range(1, kills + 1):
+            await model.wait(number * each)
+            driver.kill()
+            found = await left.after()
+            print(f"kill {number} after {len(model.delivered)} answers: left {found}", flush=True)
+            sandboxes, processes = sandboxes + found["sandboxes"], processes + found["processes"]
+            await asyncio.to_thread(driver.resume)
     code = await asyncio.to_thread(driver.wait, WAIT_S)
     async with ry.Store.open(store) as kept:
         done = [(r.task.id, r.reward) async for r in kept.rollouts(driver.run_id)]

@@ -22,8 +22,8 @@ from bench.figures import note
 from rollyard.core.call import Call, Reply, floats
 from rollyard.core.message import Message, Text, tools_digest
 from rollyard.policy.prompts import Prompts
-from rollyard.testing.smollm import weights
 from rollyard.trajectory.trajectory import Trajectory
+from tests.servers.smollm import weights
 
 WORDS = (
     "the",

@@ -3,7 +3,10 @@
 import argparse
 import asyncio
 import os
+import subprocess
+from pathlib import Path
 
+import anyio
 import pytest
 
 import rollyard as ry
@@ -11,19 +14,43 @@ from bench.drills.__main__ import beside
 from bench.drills.cable import Cable
 from bench.drills.ground import Leftovers, sandbox_pids
 from bench.in_flight import find_limits
+from rollyard.sandbox.local import cgroups
 
 pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="control groups of our own need root")
 async def test_what_runs_in_a_sandbox_is_found_and_gone_with_it(tmp_path):
-    left = Leftovers(str(tmp_path))
-    async with ry.sandbox.backend("local", root=tmp_path) as backend, backend.open(ry.SandboxSpec()) as box:
-        await box.start("sleep 600")
-        maker, *others = await asyncio.to_thread(sandbox_pids, str(tmp_path))
-        found = await left.after(0)
-        assert maker and others and found["processes"] >= 2 and found["sandboxes"]
-    assert not any((await left.after()).values())
+    async with Leftovers(str(tmp_path)) as left:
+        async with ry.sandbox.backend("local", root=tmp_path) as backend, backend.open(ry.SandboxSpec()) as box:
+            await box.start("sleep 600")
+            maker, *others = await asyncio.to_thread(sandbox_pids, str(tmp_path))
+            found = await left.after(0)
+            assert maker and others and found["processes"] >= 2 and found["sandboxes"]
+        assert not any((await left.after()).values())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="control groups of our own need root")
+async def test_a_group_of_a_dead_maker_is_found_with_what_lives_in_it(tmp_path):
+    async with Leftovers(str(tmp_path)) as left:
+        maker = subprocess.Popen(["sleep", "600"], stderr=(tmp_path / "launcher.log").open("wb"))
+        while not left.makers:
+            await anyio.sleep(0.05)
+        group = Path(cgroups.find().hierarchies[0].root, f"{maker.pid}-1")
+        orphan = subprocess.Popen(["sleep", "600"])
+        group.mkdir()
+        try:
+            (group / "cgroup.procs").write_text(str(orphan.pid))
+            assert not (await left.after(0))["cgroups"]
+            maker.kill()
+            maker.wait()
+            found = await left.after(0)
+            assert (found["cgroups"], found["processes"]) == (1, 1)
+        finally:
+            maker.kill()
+            orphan.kill()
+            orphan.wait()
+        assert not any((await left.after()).values())
 
 
 async def test_a_pulled_cable_carries_nothing_until_it_is_mended():
@@ -50,7 +77,7 @@ async def test_a_pulled_cable_carries_nothing_until_it_is_mended():
 
 
 def test_a_drill_beside_others_that_leaves_no_result_is_broken_with_what_its_process_said():
-    with beside(["no_such_drill"], argparse.Namespace(size=1, seed=1, limit_s=120.0)) as wait:
+    with beside(["no_such_drill"], argparse.Namespace(size=1, seed=1, fault_s=1.0, limit_s=120.0)) as wait:
         (result,) = wait()
     assert not result.ok and "no_such_drill" in result.problem and "ended with 2" in result.problem
 

@@ -1,4 +1,8 @@
-"""`python -m bench.drills [--size 500] [--seed 1] [--only NAME ...] [--out docs/drills.md]`: run them, print, keep the table.
+"""`python -m bench.drills [--size 500] [--seed 1] [--only NAME ...] [--missing] [--out docs/drills.md]`: run them, print, keep
+the table.
+
+A drill that breaks in a way nobody foresaw is a line of the table like any other, and the next one begins; `--missing` runs those
+that have not held yet with this size and seed on a machine with as many cores, so a command that was cut goes on where it was.
 
 One after the other. Where the machine has cores for it, those of the control plane that leave nothing on the machine by which
 another drill could be misled run in processes beside the cluster's.
@@ -13,14 +17,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from bench.drills import cluster, cut_off, plane
-from bench.drills.cluster import Result
+from bench.drills.cluster import Result, machine
 from bench.drills.table import page, row
 
 NAMES = (*cluster.DRILLS, cut_off.NAME, *plane.DRILLS)
@@ -29,6 +33,8 @@ CORES_FOR_BOTH = 8
 
 async def run(options: argparse.Namespace) -> list[Result]:
     wanted = options.only or [*NAMES]
+    if options.missing:
+        wanted = [name for name in wanted if not has_held(name, options)]
     done: list[Result] = []
 
     def keep(result: Result) -> None:
@@ -48,17 +54,37 @@ async def run(options: argparse.Namespace) -> list[Result]:
             try:
                 with ground.cluster:
                     for name in of_cluster:
-                        keep(await cluster.drill(ground, name, cluster.DRILLS[name], options.limit_s))
+                        fault = cluster.DRILLS[name]
+                        keep(await told(name, options, cluster.drill(ground, name, fault, options.limit_s)))
             finally:
                 ground.close()
         if cut_off.NAME in wanted:
-            keep(await asyncio.to_thread(cut_off.in_namespaces, options))
+            keep(await told(cut_off.NAME, options, asyncio.to_thread(cut_off.in_namespaces, options)))
         for wait in waiting:
             for result in await asyncio.to_thread(wait):
                 keep(result)
     for name in [n for n in wanted if n in plane.DRILLS and not any(n in group for group in apart)]:
-        keep(await plane.drill(name, options))
+        keep(await told(name, options, plane.drill(name, options)))
     return done
+
+
+async def told(name: str, options: argparse.Namespace, drill: Awaitable[Result]) -> Result:
+    """Its result; an error that it did not expect is one too."""
+    try:
+        return await drill
+    except Exception as error:  # whatever it is, the other drills are run and the table says so
+        problem = f"{type(error).__name__}: {error}"
+        size, seed = options.size, options.seed
+        return Result(
+            name=name, faults=0, seconds=0, counts={}, left={}, problem=problem, size=size, seed=seed, **machine()
+        )
+
+
+def has_held(name: str, options: argparse.Namespace) -> bool:
+    """Whether the table has a line for it that says so, of this size and seed and of a machine with as many cores."""
+    asked = (options.size, options.seed, os.cpu_count())
+    kept = read_kept(options.out.with_suffix(".json")) if options.out else {}
+    return name in kept and kept[name].ok and (kept[name].size, kept[name].seed, kept[name].cores) == asked
 
 
 @contextmanager
@@ -68,16 +94,18 @@ def beside(names: Sequence[str], options: argparse.Namespace) -> Generator[Calla
         page, log = Path(folder, "drills.md"), Path(folder, "log")
         command = [sys.executable, "-m", "bench.drills", "--only", *names, "--out", str(page)]
         command += ["--size", str(options.size), "--seed", str(options.seed)]
-        with log.open("wb") as said:
-            process = subprocess.Popen(command, stdout=said, stderr=said)
+        command += ["--fault-s", str(options.fault_s), "--limit-s", str(options.limit_s)]
+        with log.open("wb") as lines:
+            process = subprocess.Popen(command, stdout=lines, stderr=lines)
 
         def wait() -> list[Result]:
-            process.wait(options.limit_s)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(options.limit_s)
             kept = page.with_suffix(".json")
             found = msgspec.json.decode(kept.read_bytes(), type=list[Result]) if kept.exists() else []
-            told = f"its process ended with {process.returncode}: {log.read_text()[-500:]}"
+            said = f"its process ended with {process.returncode}: {log.read_text()[-500:]}"
             missing = [name for name in names if not any(result.name == name for result in found)]
-            return found + [Result(name=n, faults=0, seconds=0, counts={}, left={}, problem=told) for n in missing]
+            return found + [Result(name=n, faults=0, seconds=0, counts={}, left={}, problem=said) for n in missing]
 
         try:
             yield wait
@@ -86,9 +114,13 @@ def beside(names: Sequence[str], options: argparse.Namespace) -> Generator[Calla
             process.wait(60)
 
 
+def read_kept(kept: Path) -> dict[str, Result]:
+    return {r.name: r for r in msgspec.json.decode(kept.read_bytes(), type=list[Result])} if kept.exists() else {}
+
+
 def merged(done: list[Result], kept: Path) -> list[Result]:
     """With the results of earlier commands for drills that were not run now, in the order of the drills."""
-    found = {r.name: r for r in msgspec.json.decode(kept.read_bytes(), type=list[Result])} if kept.exists() else {}
+    found = read_kept(kept)
     found |= {result.name: result for result in done}
     ordered = [found[name] for name in NAMES if name in found]
     kept.write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
@@ -104,6 +136,7 @@ def main() -> int:
     parser.add_argument("--fault-s", type=float, default=60.0, help="how long the model server fails")
     parser.add_argument("--limit-s", type=float, default=900.0, help="how long a run may take after its fault")
     parser.add_argument("--only", nargs="*", default=[], choices=NAMES, metavar="NAME", help=" ".join(NAMES))
+    parser.add_argument("--missing", action="store_true", help="only those that have not held yet, as --out says")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -33,7 +33,7 @@ from bench.drills.ground import (
     find_zygotes,
     wait_for,
 )
-from rollyard.testing.ray_cluster import RayCluster
+from tests.servers.ray_cluster import RayCluster
 
 LEASE_S = 6.0
 NODES = 3
@@ -107,12 +107,13 @@ class Ground:
         self.cluster = RayCluster(nodes, env={"ROLLYARD_HOME": self.home}, ip=ip)
         self.chance = random.Random(seed)
 
-    def config(self, agent_s: float, *, thin: bool = False, parallel: int = PARALLEL) -> Path:
-        """A `thin` agent asks once and does nothing; else it is the shell agent, which writes a file."""
+    def config(self, agent_s: float, *, thin: bool = False, parallel: int = PARALLEL, lease_s: float = LEASE_S) -> Path:
+        """A `thin` agent asks once, does nothing and is judged where it was; else it is the shell agent, which writes a file."""
         attempts, check = 10, "true" if thin else "grep -q hello out.txt"
         agent = str(thin_agent.write(self.place)) if thin else "shell-agent"
+        judge = {"kind": "commands", "grade": "live" if thin else "sealed", "options": {"commands": [check]}}
         rows = [
-            msgspec.json.encode({"id": f"t{n}", "instruction": "write hello", "verify": [check]})
+            msgspec.json.encode({"id": f"t{n}", "instruction": "write hello", "verifier": judge})
             for n in range(max(1, self.size // attempts))
         ]
         tasks = self.place / "tasks.jsonl"
@@ -123,7 +124,7 @@ class Ground:
             agent=agent,
             attempts=attempts,
             parallel=parallel,
-            lease=LEASE_S,
+            lease=lease_s,
             url=self.upstream.url,
             limit=agent_s,
         )
@@ -298,7 +299,11 @@ DRILLS: dict[str, Fault] = {
 
 async def drill(ground: Ground, name: str, fault: Fault, limit_s: float) -> Result:
     await asyncio.to_thread(ground.mend)
-    left = Leftovers(ground.home)
+    async with Leftovers(ground.home) as left:
+        return await drill_watched(ground, left, name, fault, limit_s)
+
+
+async def drill_watched(ground: Ground, left: Leftovers, name: str, fault: Fault, limit_s: float) -> Result:
     began = time.monotonic()
     agent_s = 20.0 if name == "upstream_hang" else 120.0
     process = Driver(ground.postgres.url, ground.config(agent_s), ground.cluster.address, ground.home)

@@ -6,21 +6,23 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.request
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Self
 
 import asyncpg
 
 from rollyard.sandbox import backend as open_backend
 from rollyard.sandbox.local import cgroups
-from rollyard.testing.postgres import PostgresServer as PostgresServer
-from rollyard.testing.postgres import free_port as free_port
+from tests.servers.postgres import PostgresServer as PostgresServer
+from tests.servers.postgres import free_port as free_port
 
 ROLLYARD = Path(sys.executable).with_name("rollyard")
 READY_S = 60.0
@@ -180,6 +182,36 @@ async def doing(url: str, run_id: str) -> dict[str, int]:
         await connection.close(timeout=5)
 
 
+AGAIN = "SELECT coalesce(fields::json ->> 'cause', '') AS why, count(*) AS n FROM events "
+AGAIN += "WHERE run_id = $1 AND name = 'attempt.retried' GROUP BY 1 ORDER BY 2 DESC LIMIT 12"
+
+
+async def retried(url: str, run_id: str) -> dict[str, int]:
+    """Why rollouts of a run were given back for another try. Claims beyond these are those of leases that ran out."""
+    connection = await asyncpg.connect(url, timeout=30)
+    try:
+        return {str(row["why"]): row["n"] for row in await connection.fetch(AGAIN, run_id)}
+    finally:
+        await connection.close(timeout=5)
+
+
+SAID = "SELECT (fields::json ->> 'stage') || ': ' || (fields::json ->> 'error') AS why, count(*) AS n FROM events "
+SAID += "WHERE run_id = $1 AND name = 'stage.finished' AND fields::json ->> 'error' IS NOT NULL GROUP BY 1"
+_ID = re.compile(r"\b[a-z]+[_-][0-9a-z]{8,}\b")
+
+
+async def stage_errors(url: str, run_id: str) -> dict[str, int]:
+    """What stages of a run failed with, whoever they were."""
+    connection = await asyncpg.connect(url, timeout=30)
+    try:
+        said: Counter[str] = Counter()
+        for row in await connection.fetch(SAID, run_id):
+            said[_ID.sub("ID", str(row["why"]))] += row["n"]
+        return dict(said.most_common(12))
+    finally:
+        await connection.close(timeout=5)
+
+
 class Starvation:
     """Whether processes stood in line for a processor: on a busy machine a run makes no progress because nobody lets it."""
 
@@ -195,6 +227,21 @@ class Starvation:
                     on, line, _ = map(int, (thread / "schedstat").read_text().split())
                     had, waited = had + on / 1e9, waited + line / 1e9
         return f"workers had {had:.0f} s of CPU and waited {waited:.0f} s for it, in {time.monotonic() - self._began:.0f} s"
+
+
+SETTLED_LOST = "SELECT count(*) FROM attempts a WHERE a.run_id = $1 AND a.state IN ('done', 'failed') AND NOT EXISTS "
+SETTLED_LOST += "(SELECT 1 FROM rollouts r WHERE r.id = a.rollout_id AND r.fence = a.fence)"
+SO_FAR = {name: COUNTS[name] for name in ("committed", "claims", "twice", "zombie_calls", "leases", "owed")}
+SO_FAR["lost"] = SETTLED_LOST
+
+
+async def account_so_far(url: str, run_id: str) -> dict[str, int]:
+    """Of a run that goes on: *lost* are attempts that count as done and have no rollout."""
+    connection = await asyncpg.connect(url, timeout=30)
+    try:
+        return {name: int(await connection.fetchval(query, run_id)) for name, query in SO_FAR.items()}
+    finally:
+        await connection.close(timeout=5)
 
 
 async def account(url: str, run_id: str) -> dict[str, int]:
@@ -227,11 +274,19 @@ def sandbox_pids(home: str) -> set[int]:
 
 
 class Leftovers:
-    """What is on this machine that its owner should have removed. Groups that were orphans before are not counted."""
+    """What is on this machine that its owner should have removed. Others on the machine may leave groups too, and a group says no
+    more than which process made it: so those that make the sandboxes of this home are remembered while it is watched."""
 
     def __init__(self, home: str) -> None:
         self.home = home
-        self._before = self._groups()
+        self.makers: set[int] = set()
+
+    async def __aenter__(self) -> Self:
+        self._watching = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._watching.cancel()
 
     async def after(self, limit_s: float = 30.0) -> dict[str, int]:
         """Once the workers are gone; given a moment, since dying takes one."""
@@ -242,27 +297,31 @@ class Leftovers:
                 return found
             await asyncio.sleep(0.5)
 
+    async def _watch(self) -> None:
+        while True:
+            self.makers.update(await asyncio.to_thread(find_zygotes, self.home))
+            await asyncio.sleep(1)
+
     async def _found(self) -> dict[str, int]:
-        async with open_backend("local", root=self.home) as backend:
+        async with open_backend("local", root=self.home) as backend:  # which removes groups that are empty
             sandboxes = len(await backend.list())
         boxes = Path(self.home) / "boxes"
         mounts = sum(self.home in line for line in Path("/proc/self/mountinfo").read_text().splitlines())
+        groups = self._groups()
         return {
             "sandboxes": sandboxes + sum(1 for _ in boxes.iterdir()),
-            "processes": len(self._processes()),
+            "processes": len(sandbox_pids(self.home).union(*groups.values())),
             "mounts": mounts,
-            "cgroups": len(self._groups() - self._before),
+            "cgroups": len(groups),
         }
 
-    def _processes(self) -> set[int]:
-        """Makers of sandboxes, what lives in their sandboxes, and what lives in groups whose maker died meanwhile."""
-        found = sandbox_pids(self.home)
-        for group in self._groups() - self._before:
+    def _groups(self) -> dict[Path, set[int]]:
+        """Control groups whose maker is dead, which are named after its process id, and the processes that live in them."""
+        dead = {str(pid) for pid in self.makers if not Path("/proc", str(pid)).exists()}
+        groups = (path for h in cgroups.find().hierarchies for path in Path(h.root).glob("*-*"))
+        found: dict[Path, set[int]] = {}
+        for path in groups:
             with contextlib.suppress(OSError):
-                found.update(map(int, Path(group, "cgroup.procs").read_text().split()))
+                if path.name.partition("-")[0] in dead:
+                    found[path] = set(map(int, (path / "cgroup.procs").read_text().split()))
         return found
-
-    def _groups(self) -> set[str]:
-        """Control groups whose maker is dead: they are named after its process id."""
-        groups = (path for h in cgroups.find().hierarchies for path in Path(h.root, "rollyard").glob("*-*"))
-        return {str(path) for path in groups if path.is_dir() and not Path("/proc", path.name.split("-")[0]).exists()}

@@ -68,7 +68,7 @@ class Ground:
         self.home = str(self.place / "home")
         Path(self.home).mkdir()
         self.postgres = PostgresServer(disk_mb=400 if os.geteuid() == 0 else None)
-        self.chance = random.Random(seed)
+        self.seed, self.chance = seed, random.Random(seed)
         self.engine = engine
         self.replicas = [Replica(self.place, self.postgres.url, engine, 0)]
 
@@ -172,7 +172,8 @@ async def zygote(ground: Ground) -> int:
     return kill_zygotes(ground.home)
 
 
-DRILLS = {
+Fault = Callable[[Ground], Awaitable[int]]
+DRILLS: dict[str, tuple[str, Fault]] = {
     "plane_replica": ("local", replica),
     "plane_zygote": ("local", zygote),
     "plane_restart": ("noop", database_restart),
@@ -189,7 +190,11 @@ APART = (("plane_replica",), tuple(name for name, (engine, _) in DRILLS.items() 
 async def drill(name: str, options: argparse.Namespace) -> Result:
     (engine, fault), size = DRILLS[name], options.size
     ground = Ground(engine, options.seed)
-    left = Leftovers(ground.home)
+    async with Leftovers(ground.home) as left:
+        return await drill_watched(ground, left, name, fault, size)
+
+
+async def drill_watched(ground: Ground, left: Leftovers, name: str, fault: Fault, size: int) -> Result:
     began, problem, counts, injected = time.monotonic(), "", {}, 0
     remains: dict[str, int] = {}
     try:
@@ -209,7 +214,7 @@ async def drill(name: str, options: argparse.Namespace) -> Result:
         while len(made) < size * ground.chance.uniform(0.1, 0.3):
             await asyncio.sleep(0.05)
         injected = await fault(ground)
-        await asyncio.wait_for(work, GIVE_UP_S)
+        await until_done(work, made)
         counts = await books(ground, made)
         for key in made.values():
             await ground.insist(lambda plane, key=key: gone(plane, key))
@@ -230,9 +235,22 @@ async def drill(name: str, options: argparse.Namespace) -> Result:
         left=remains,
         problem=problem,
         size=size,
-        seed=options.seed,
+        seed=ground.seed,
         **machine(),
     )
+
+
+async def until_done(work: asyncio.Future[list[None]], made: dict[str, str]) -> None:
+    """However slow the machine is; `GIVE_UP_S` without a new instance is too long."""
+    before = -1
+    while len(made) > before:
+        before = len(made)
+        done, _ = await asyncio.wait((work,), timeout=GIVE_UP_S)
+        if done:
+            work.result()
+            return
+    work.cancel()
+    raise TimeoutError(f"{before} instances, and no new one for {GIVE_UP_S:.0f} s")
 
 
 async def settle(ground: Ground, left: Leftovers) -> int:
