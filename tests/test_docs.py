@@ -17,6 +17,11 @@ AVOIDED = re.compile(
     r"|\bfaces\b|\b(?:one|the|its|same|that|chat|agent|trainer's|operator's) face\b",
     re.IGNORECASE,
 )
+# Words that code and its comments avoid too, in the packages that are through with them.
+AVOIDED_IN_CODE = re.compile(
+    r"\b(?:whoever|somebody|anybody)\b|\bdut(?:y|ies)\b|(?<!hugging )\bfaces?\b", re.IGNORECASE
+)
+PACKAGES = ("agents", "cli", "core", "envs", "page", "plane", "sandbox", "testing", "tools", "train")
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
@@ -47,6 +52,17 @@ def test_a_page_uses_the_words_of_the_glossary(page):
     assert [line for line in lines if AVOIDED.search(line)] == []
 
 
+@pytest.mark.parametrize("package", PACKAGES)
+def test_code_uses_the_words_of_the_glossary(package):
+    files = sorted((ROOT / "rollyard" / package).rglob("*.py"))
+    assert [
+        f"{file.name}: {line}"
+        for file in files
+        for line in file.read_text().splitlines()
+        if AVOIDED_IN_CODE.search(line)
+    ] == []
+
+
 def test_the_site_has_every_page_and_every_public_name():
     """What `make docs` builds, without building it."""
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
@@ -67,3 +83,13 @@ def test_the_site_has_every_page_and_every_public_name():
     ]
     modules = {"agents", "envs", "plane", "policy", "sandbox", "tools", "train"}
     assert [name for name in dir(rollyard) if name not in modules and getattr(rollyard, name) not in values] == []
+
+
+def test_the_first_page_of_the_site_is_the_readme_with_links_that_lead_there():
+    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "docs" / "site.py")
+    hooks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = hooks.make_first_page((ROOT / "README.md").read_text())
+    targets = re.findall(r"\]\(([^)\s]+)\)", page)
+    assert "quickstart.md" in targets and "img/grpo-curve.png" in targets
+    assert [target for target in targets if not (ROOT / "docs" / target).exists()] == []

@@ -38,9 +38,18 @@ def test_links_and_targets_in_the_readme_exist():
         assert re.search(rf"^{target}:", makefile, re.M), target
 
 
-def test_every_package_is_in_the_readme():
+def test_the_page_on_architecture_lists_every_package():
     packages = {path.parent.name for path in (ROOT / "rollyard").glob("*/__init__.py")}
-    assert packages <= set(re.findall(r"^\| `(\w+)`", README, re.M))
+    assert packages <= set(re.findall(r"^\| `(\w+)`", (ROOT / "docs" / "architecture.md").read_text(), re.M))
+
+
+def test_what_the_readme_shows_of_the_demo_is_what_it_prints(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "rollyard", "demo"], cwd=tmp_path, capture_output=True, text=True, timeout=200
+    )
+    (shown,) = re.findall(r"```\n(   1\.0 s .*?)```", README, re.S)
+    plain = [re.sub(r"[\d.]+ s\b", "0 s", line).strip() for line in done.stdout.splitlines()]
+    assert [line for line in shown.splitlines() if re.sub(r"[\d.]+ s\b", "0 s", line).strip() not in plain] == []
 
 
 @pytest.mark.parametrize(
