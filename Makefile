@@ -50,7 +50,7 @@ test: setup  ## the ordinary suite: minutes on two cores; without torch (make to
 	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadgroup --timeout 300 --hypothesis-profile ci
 
 vllm: setup  ## a real vLLM on the CPU (3.5 GB, once) for tests/policy/test_vllm.py
-	$(BIN)/python -m rollyard.testing.vllm
+	$(BIN)/python -m tests.servers.vllm
 
 test-slow: torch  ## soaks, churn, long waits, engines, foreign venvs, training
 	-@bash .ci/engine-packages docker && bash .ci/engine-packages podman
@@ -81,8 +81,8 @@ mutants: setup  ## break the code of each law on purpose, in a copy, and see its
 train: torch  ## GRPO on real rollouts; SEEDS=5 for five curves
 	$(BIN)/python examples/grpo/train.py --seeds $(or $(SEEDS),1) --out out/grpo
 
-drills: setup  ## a Ray cluster and two control planes, broken on purpose; SIZE=500 attempts a run, SEED=1
-	$(BIN)/python -m bench.drills --size $(or $(SIZE),500) --seed $(or $(SEED),1) --out docs/drills.md
+drills: setup  ## a Ray cluster and two control planes, broken on purpose; SIZE=500 attempts a run, SEED=1, ARGS=--missing
+	$(BIN)/python -m bench.drills --size $(or $(SIZE),500) --seed $(or $(SEED),1) --out docs/drills.md $(ARGS)
 
 bench: setup  ## every budget in one table, with the ratio to the last recorded run
 	$(BIN)/python -m bench
@@ -90,7 +90,7 @@ bench: setup  ## every budget in one table, with the ratio to the last recorded 
 ENGINE ?= docker
 docker: setup  ## a throw-away Docker engine (ENGINE=podman: Podman) with an image; prints its address
 	@bash .ci/engine-packages $(ENGINE)
-	@$(BIN)/python -m rollyard.testing.engines start $(ENGINE)
+	@$(BIN)/python -m tests.servers.engines start $(ENGINE)
 
 docker-stop:  ## end it and leave nothing behind
-	@$(BIN)/python -m rollyard.testing.engines stop $(ENGINE)
+	@$(BIN)/python -m tests.servers.engines stop $(ENGINE)

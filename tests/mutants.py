@@ -501,20 +501,20 @@ MUTANTS = (
     ),
     Mutant(
         "runs/scan/tampering.py",
-        "    for path, what in find_loaded_writes(deeds.rollout.writes or ()):",
+        "    for path, what in find_loaded_writes(deeds.rollout.writes or (), deeds.instruction):",
         "    for path, what in ():",
         "tests/runs/test_scan_evidence.py -k host_saw",
     ),
     Mutant(
-        "runs/scan/tampering.py",
-        "find_named(deed, own, deeds.instruction) or find_shown(deed, lines, said)",
-        "find_named(deed, own, deeds.instruction)",
+        "runs/scan/answer_files.py",
+        "_find_named(deed, own, deeds.instruction, answers.paths) or _find_shown(deed, answers.lines, said)",
+        "_find_named(deed, own, deeds.instruction, answers.paths)",
         "tests/runs/test_scan_evidence.py -k by_its_lines",
     ),
     Mutant(
         "runs/scan/answer_files.py",
-        " and candidate not in said and candidate not in deed.command:",
-        ":",
+        "if path is None or candidate in said or candidate in deed.command:",
+        "if path is None:",
         "tests/runs/test_scan_evidence.py -k wrote_itself",
     ),
     Mutant(
@@ -537,8 +537,8 @@ MUTANTS = (
     ),
     Mutant(
         "runs/scan/conduct.py",
-        '        if deed is deeds.tools[-1] and deeds.rollout.status == "timeout" and not deed.result.strip():',
-        "        if False:",
+        'cut_off = deed is deeds.tools[-1] and deeds.rollout.status == "timeout" and not deed.result.strip()',
+        "cut_off = False",
         "tests/runs/test_scan_evidence.py -k by_its_effect",
     ),
     Mutant(

@@ -70,10 +70,10 @@ SLEEPS = {
     "test_a_cancelled_open_leaves_nothing": "cancels at several moments",
     "test_calls_of_several_clients_survive_a_writer_that_is_killed_again_and_again": "kills at random moments",
     "test_each_caller_gets_its_own_answer_however_many_wait": "longer than writes are gathered, so that each is a batch",
+    "test_a_caller_that_reads_slower_than_a_lease_lasts_is_given_every_rollout": "a caller that takes longer than a lease",
+    "test_a_store_that_is_away_at_the_first_heartbeat_is_waited_for": "longer than the first heartbeat takes to come",
     "test_pausing_stops_programs_and_resuming_lets_them_go_on": "programs that stand still, for a while",
 }
-# Test set-up only: a model server for our own tests and examples, in requirements-dev.txt.
-FOR_TESTS = {"xllamacpp"}
 
 
 def module_name(path: Path) -> str:
@@ -212,7 +212,7 @@ def imported_packages() -> set[str]:
         found.update(name.partition(".")[0] for name in imports_of(path))
         found.update(re.findall(r"import_module\(\"(\w+)", path.read_text()))
         found.update(re.findall(r"import_sdk\(\"(\w+)", path.read_text()))
-    return found - set(sys.stdlib_module_names) - FOR_TESTS - {"rollyard", "__future__"}
+    return found - set(sys.stdlib_module_names) - {"rollyard", "__future__"}
 
 
 def test_every_dependency_is_imported_and_every_import_is_declared():

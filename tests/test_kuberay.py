@@ -54,6 +54,11 @@ def test_all_pods_run_the_image_that_the_dockerfile_names(manifest):
     assert "docker build -t rollyard-ray -f deploy/kuberay/Dockerfile" in (FOLDER / "Dockerfile").read_text()
 
 
+def test_the_image_has_the_part_of_ray_that_answers_the_operators_health_probes():
+    """With plain `ray` nothing listens on port 52365: no pod would become ready, and all would restart after ten minutes."""
+    assert "'ray[default]'" in (FOLDER / "Dockerfile").read_text()
+
+
 def test_what_workers_keep_is_on_a_volume_and_not_on_the_containers_overlay(manifest):
     for pod in workers(manifest):
         (container,) = pod["containers"]

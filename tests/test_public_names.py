@@ -1,4 +1,4 @@
-"""The public face: every name resolves, and every type in a public signature can be imported by its user."""
+"""The public API: every name resolves, and every type in a public signature can be imported by its user."""
 
 import ast
 import builtins

@@ -28,12 +28,12 @@ from examples.grpo.world import SYSTEM, answered, renderer, task
 from rollyard import train as ry_train
 from rollyard.core.limits import Limits
 from rollyard.net.binding import listen
-from rollyard.testing.postgres import PostgresServer
-from rollyard.testing.ray_cluster import RayCluster
 from rollyard.train.sampler import Sampler
 from rollyard.train.server import ModelServer
 from rollyard.train.tiny import TinyConfig, TinyModel
 from rollyard.trajectory.samples import Sample
+from tests.servers.postgres import PostgresServer
+from tests.servers.ray_cluster import RayCluster
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUP, STALENESS = 8, 1

@@ -35,8 +35,8 @@ from examples.grpo_llm.weights import load_llama
 from rollyard.policy.held_call import HeldCall
 from rollyard.policy.renderers.bytelevel import VOCABULARY, ByteRenderer
 from rollyard.runs.rollout.provision import Provision
-from rollyard.testing import smollm
 from rollyard.trajectory.samples import Sample, samples
+from tests.servers import smollm
 
 TINY = LlamaConfig(vocabulary=VOCABULARY, width=48, layers=2, heads=3, key_heads=1, inner=96)
 MAX_CALLS = 4

@@ -1,6 +1,6 @@
 """A GGUF file of a Llama as a model of `llama.py`: its quantised tensors become float32.
 
-SmolLM2-135M-Instruct comes from the wheel that `rollyard.testing.smollm` fetches: matrices of four bits (Q4_1), the embedding of
+SmolLM2-135M-Instruct comes from the wheel that `tests.servers.smollm` fetches: matrices of four bits (Q4_1), the embedding of
 eight (Q8_0). Training begins from what these say, not from the authors' own bfloat16.
 """
 

@@ -107,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Quiet: whoever runs it reads only the ready line."""
+        """Quiet: its caller reads only the ready line."""
 
 
 def main() -> None:

@@ -179,7 +179,6 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     subagent: ToolUse | None = None  # how its model starts a sub-agent
     resume: Resume | None = None  # how it goes on from its own session; None: it cannot
     freeze_s: float = 0.0  # asleep it has to be frozen, or its memory comes back by itself; for at most so long
-    lingers: bool = False  # its process outlives its last event
     says_done: bool = False  # its output says how it ended; an exit without that event is a failure
     acts_by: Literal["tools", "keystrokes", "edits"] = "tools"  # the last two are read out of the model's text
     asks_for: tuple[str, ...] = ()  # globs of hosts it looks for whatever it is told; not finding them does no harm

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from rollyard.core import folders
 from rollyard.core.errors import SandboxUnavailable
+from rollyard.core.home import user_home
 
 WAIT_S = 1800.0
 _POLL_S = 0.05
@@ -31,7 +32,7 @@ def cache_home() -> Path:
     if chosen := os.environ.get("ROLLYARD_CACHE"):
         return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache").absolute() / "rollyard"
+    return (Path(base) if base else user_home() / ".cache").absolute() / "rollyard"
 
 
 def make_once(

@@ -36,29 +36,27 @@ Blob = bytes | Delta
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
-    """How many leading bytes are equal: a bisection over slices (a memoryview compares item by item, bytes do not)."""
-    low, high = 0, min(len(a), len(b))  # equal up to low
-    if a[:high] == b[:high]:
-        return high
-    while high - low > 1:  # they differ before high
-        middle = (low + high) // 2
-        if a[low:middle] == b[low:middle]:
+    """How many leading bytes are equal: a bisection. Each step compares memory; nothing is copied."""
+    low, high = 0, min(len(a), len(b))  # equal up to low, and not beyond high
+    view = memoryview(b)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a.startswith(view[low:middle], low):
             low = middle
         else:
-            high = middle
+            high = middle - 1
     return low
 
 
 def common_suffix(a: bytes, b: bytes) -> int:
     low, high = 0, min(len(a), len(b))
-    if a[len(a) - high :] == b[len(b) - high :]:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if a[len(a) - middle : len(a) - low] == b[len(b) - middle : len(b) - low]:
+    view = memoryview(b)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a.startswith(view[len(b) - middle : len(b) - low], len(a) - middle):
             low = middle
         else:
-            high = middle
+            high = middle - 1
     return low
 
 

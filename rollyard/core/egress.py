@@ -115,7 +115,7 @@ def _split_port(host: str) -> tuple[str, int | None]:
     if not text:
         return host, None
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 65536:
-        raise ValueError(f"{text!r} is no port")
+        raise ValueError(f"{text!r} is not a port")
     return host, int(text)
 
 

@@ -127,7 +127,11 @@ class IsolationTooWeak(ConfigError):
 
 
 class Interrupted(Error):
-    pass
+    """By a signal: Ctrl-C, or what ends programs (SIGTERM, SIGHUP)."""
+
+    def __init__(self, message: str, *, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
 
 
 class CannotListen(Error):

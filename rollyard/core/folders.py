@@ -3,7 +3,7 @@
 A program in a sandbox may leave a thousand directories inside each other, names that make a path longer than the kernel
 takes, links to anywhere, and directories closed to their owner. So a walk here is a loop and not a recursion, goes by
 directory descriptors and never by long paths, follows no link, and has few descriptors open however deep it is: up leads
-`..`, held against what was there on the way down.
+`..`, compared with what was there on the way down.
 """
 
 from __future__ import annotations

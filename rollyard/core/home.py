@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from rollyard.core.errors import ConfigError
+
 STORE = "runs.db"  # where runs are kept unless something says otherwise
 STORE_VARIABLE = "ROLLYARD_STORE"
 
@@ -22,10 +24,26 @@ def data_home() -> Path:
     if chosen := os.environ.get("ROLLYARD_HOME"):
         return Path(chosen).expanduser().absolute()
     base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share").absolute() / "rollyard"
+    return (Path(base) if base else user_home() / ".local" / "share").absolute() / "rollyard"
+
+
+def user_home() -> Path:
+    """`$HOME`, else what the machine's list of users says. A container may run under a number that is in no list."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise ConfigError(
+            f"the user {os.getuid()} has no home directory", hint="set HOME to a folder that this user may write to"
+        ) from None
 
 
 def private_dir(path: Path) -> Path:
     """The directory, made with its parents when it was absent; only its owner may enter what was made."""
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot make the folder {path}: {error.strerror}",
+            hint="set HOME, or ROLLYARD_HOME, to a folder that this user may write to",
+        ) from error
     return path

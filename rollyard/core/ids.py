@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import os
 import secrets
+import struct
 import time
 
 LAST = "last"  # said instead of an id: the newest run
 SHORT = 8  # characters of a short id
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]  # of ten bits each
-
-
-def _eight(value: int) -> str:
-    """The low forty bits of a number as eight digits."""
-    pairs = _PAIRS
-    return pairs[(value >> 30) & 1023] + pairs[(value >> 20) & 1023] + pairs[(value >> 10) & 1023] + pairs[value & 1023]
+_halves = struct.Struct(">HQ").unpack
 
 
 def new_id(prefix: str) -> str:
     """`new_id("run")` -> `run_01k9...`: 45 bits of milliseconds, then 80 random bits."""
-    at, chance = time.time_ns() // 1_000_000, int.from_bytes(os.urandom(10), "big")
-    return f"{prefix}_{_ALPHABET[(at >> 40) & 31]}{_eight(at)}{_eight(chance >> 40)}{_eight(chance)}"
+    at, pairs = time.time_ns() // 1_000_000, _PAIRS
+    high, low = _halves(os.urandom(10))
+    return (
+        f"{prefix}_{_ALPHABET[(at >> 40) & 31]}{pairs[(at >> 30) & 1023]}{pairs[(at >> 20) & 1023]}"
+        f"{pairs[(at >> 10) & 1023]}{pairs[at & 1023]}"
+        f"{pairs[high >> 6]}{pairs[(high & 63) << 4 | low >> 60]}{pairs[(low >> 50) & 1023]}{pairs[(low >> 40) & 1023]}"
+        f"{pairs[(low >> 30) & 1023]}{pairs[(low >> 20) & 1023]}{pairs[(low >> 10) & 1023]}{pairs[low & 1023]}"
+    )
 
 
 def short_id(id: str) -> str:

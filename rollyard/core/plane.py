@@ -193,7 +193,7 @@ class AdmissionTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 AENV_SERVER = ("python3", "-m", "aenv.main", "src")  # what `aenv run` starts in the folder of a project
 POOL_OWNER = "pool/"
-KEYLESS_OWNER = "aenv"  # callers without a key, where a face lets them in: they see what is theirs and nothing else
+KEYLESS_OWNER = "aenv"  # callers without a key, where an API lets them in: they see what is theirs and nothing else
 
 
 class WarmPool(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self, Unpack, overload, runtime_checkable
 
@@ -150,7 +150,7 @@ class Opening(Protocol):
     def __await__(self) -> Generator[object, None, Sandbox]: ...
     async def __aenter__(self) -> Sandbox: ...
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
 
 
@@ -165,7 +165,7 @@ class Backend(Protocol):
     async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]: ...
     async def __aenter__(self) -> Self: ...
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
     ) -> None: ...
 
 
@@ -190,6 +190,15 @@ class KeepsBuilds(Protocol):
 
     async def remove_baked(self) -> list[str]:
         """Delete every image that was built or baked, by any process; their names."""
+        ...
+
+
+@runtime_checkable
+class RemovesStates(Protocol):
+    """A backend that gives chosen states of builds back while it is at work."""
+
+    async def remove_states(self, keys: Collection[str]) -> list[str]:
+        """Delete the images that builds kept under these keys, but for those with a name and those that a sandbox uses."""
         ...
 
 

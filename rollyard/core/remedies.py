@@ -55,7 +55,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "The message ends with the command that resumes the run.",
     ),
     "CannotListen": Remedy(
-        "The address of a server is taken by another program, or is no address of this machine.",
+        "The address of a server is taken by another program, or is not an address of this machine.",
         "Choose another `--port`, `--port 0` for any free one, or end the other program.",
     ),
     "SandboxError": Remedy(
@@ -191,7 +191,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "Serve the model with a longer context, or use an agent that makes its history shorter (docs/agents.md).",
     ),
     "PolicyClosed": Remedy(
-        "A call came when nothing answers calls any more: the trainer or the run has ended.",
+        "A call came after the trainer or the run that answers calls had ended.",
         "End rollouts before the policy: close the queue last.",
     ),
     "RolloutStale": Remedy(
@@ -211,7 +211,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "Its own words are in the message; most often two messages of one role follow each other, or it has no tools.",
     ),
     "VerifierError": Remedy(
-        "The verifier failed, which is no reward of 0.",
+        "The verifier failed. There is no reward, which is not a reward of 0.",
         "`rollyard check tasks FOLDER` tries it on the task's solution; then `rollyard rescore {id}` judges again.",
     ),
     "RunnerNotStarted": Remedy(

@@ -1,4 +1,4 @@
-"""`TaskConfig`: a remote task as JSON says it. Reading it is all that happens here; nothing is asked of anybody."""
+"""`TaskConfig`: a remote task as JSON says it. Reading it is all that happens here; no server is asked."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Volume(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", self.name):
-            raise ConfigError(f"{self.name!r} is no name of a volume", hint="letters, digits, '_', '.' and '-'")
+            raise ConfigError(f"{self.name!r} is not the name of a volume", hint="letters, digits, '_', '.' and '-'")
         if not self.path.startswith("/") or not self.path.strip("/") or ".." in self.path.split("/"):
             raise ConfigError(f"volume {self.name!r} needs an absolute place inside, got {self.path!r}")
 
@@ -151,7 +151,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     max_ttl_s: float | None = None
     max_concurrent: int | None = None
     creates_per_s: float | None = None
-    max_read_bytes: int | None = None
 
 
 class Exit(msgspec.Struct, frozen=True, kw_only=True):

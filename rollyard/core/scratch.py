@@ -61,13 +61,26 @@ def _home() -> Path:
     return home
 
 
+def count_scratch(purpose: str) -> int:
+    """How many directories with this purpose processes of this user have now."""
+    home = _home()
+    _sweep(home)
+    return sum(name.split("-")[2:3] == [purpose] for name in os.listdir(home))
+
+
 def _sweep(home: Path) -> None:
-    for left in os.listdir(home):
-        pid, _, rest = left.partition("-")
+    """Each process is looked for once, since one may have hundreds of directories."""
+    owned: dict[tuple[str, str], list[str]] = {}
+    for name in os.listdir(home):
+        pid, _, rest = name.partition("-")
         started = rest.partition("-")[0]
-        if pid.isdigit() and started.isdigit() and _start_tick(int(pid)) != int(started):
-            with suppress(OSError):  # no work depends on it
-                folders.remove(home / left)
+        if pid.isdigit() and started.isdigit():
+            owned.setdefault((pid, started), []).append(name)
+    for (pid, started), names in owned.items():
+        if _start_tick(int(pid)) != int(started):
+            for name in names:
+                with suppress(OSError):  # no work depends on it
+                    folders.remove(home / name)
 
 
 def _start_tick(pid: int) -> int:

@@ -55,18 +55,19 @@ class HttpPool:
         self._timer: asyncio.TimerHandle | None = None
         self._secure: ssl.SSLContext | None = None
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None  # that of the first exchange, and of all
 
     async def exchange(
         self, method: str, url: str, body: bytes | None, headers: Mapping[str, str], total_s: float
     ) -> HttpResponse:
         """Raises TimeoutError, OSError or `BadAnswer`; a cancelled exchange cuts its connection."""
         origin = self._origin(url)
-        loop = asyncio.get_running_loop()
+        loop = self._loop = self._loop or asyncio.get_running_loop()
         now = loop.time()
         connection = self._reuse(origin, now) or await self._open(origin)
         self._limit(connection, now + total_s, loop)
         try:
-            answer = await connection.ask(_request(method, origin, body or b"", headers), loop)
+            answer = await connection.send(_request(method, origin, body or b"", headers), loop)
         except BaseException:  # cancelled too: an unread answer would be the next one's
             connection.abort()
             raise
@@ -191,13 +192,11 @@ class HttpClientConnection(asyncio.Protocol):
         self._size = 0
         self._until_eof = False
 
-    async def ask(self, data: bytes, loop: asyncio.AbstractEventLoop) -> HttpResponse:
+    def send(self, data: bytes, loop: asyncio.AbstractEventLoop) -> asyncio.Future[HttpResponse]:
+        """The future of its answer. Once that is done the connection may send again."""
         self._waiter = waiter = loop.create_future()
         self._transport.write(data)
-        try:
-            return await waiter
-        finally:
-            self._waiter = None
+        return waiter
 
     def expire(self) -> None:
         self._fail(TimeoutError())

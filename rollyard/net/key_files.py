@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from rollyard.core.errors import ConfigError
+from rollyard.core.home import user_home
 from rollyard.core.ids import secret
 
 
@@ -50,5 +51,5 @@ def write_key(path: Path, key: str) -> None:
 
 def state_file(name: str) -> Path:
     """Where a server keeps a key file that no option names."""
-    root = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    root = Path(os.environ.get("XDG_STATE_HOME") or user_home() / ".local" / "state")
     return root / "rollyard" / name

@@ -162,7 +162,7 @@ class LocalActions:
         return True
 
     async def branch(self, rollout_id: str, form: Mapping[str, str]) -> None:
-        """Go on from a call of a kept rollout, with an answer that somebody wrote where one is given. It is a run of its own."""
+        """Go on from a call of a kept rollout, with the operator's answer where one is given. It is a run of its own."""
         assert self._group is not None, "enter the actions first"
         fields: dict[str, Any] = {"branch_how": form.get("how") or "auto", "attempts": int(form.get("n") or 1)}
         if form.get("answer", "").strip():

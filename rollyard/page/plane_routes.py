@@ -134,13 +134,13 @@ def _go(request: Request, path: str) -> Response:
 
 
 def _with_key(shown: Shown, key: KeyCheck | None) -> Shown:
-    async def asked(request: Request) -> Response:
+    async def answer(request: Request) -> Response:
         if key is None or key(_password(request.headers.get("authorization", ""))):
             return await shown(request)
         told = {**HEADERS, "WWW-Authenticate": 'Basic realm="the admin key as password", charset="UTF-8"'}
         return Response("the control plane's tables need its admin key\n", 401, media_type="text/plain", headers=told)
 
-    return asked
+    return answer
 
 
 def _password(header: str) -> str:

@@ -128,7 +128,7 @@ def call_costs(found: Rollout, prices: Prices) -> CallCosts:
 
 
 async def answer_at(store: Store, rollout_id: str, at: str) -> dict[str, Any]:
-    """The answer of one call as somebody may change it: text, or text and tool calls as JSON."""
+    """The answer of one call in the form an operator edits: text, or text and tool calls as JSON."""
     found = await store.get_rollout(rollout_id)
     call = find_at(found.captured, at)
     answer = found.captured.answer(call.id)

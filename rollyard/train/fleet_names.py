@@ -6,7 +6,7 @@
     env.close()
     env.final_reward, env.verifier_stdout, env.verifier_error, env.tool_errors
 
-Blocking and async methods are on one object: all of it runs on the one background loop of `rollyard.sync`, whoever asks, so
+Blocking and async methods are on one object: all of it runs on the one background loop of `rollyard.sync`, for every caller, so
 they can be mixed. `TaskEnv` is what does the work. The shapes are those of `fleet_env` in fleet-ai's fork of OpenEnv, which
 SkyRL's `integrations/fleet/env.py` calls.
 """
@@ -52,10 +52,10 @@ class FleetTaskEnv:
         self.tools = AgentTools(self.env)
 
     def reset(self, seed: int | None = None) -> dict[str, Any]:
-        return _shown(sync.wait(self.env.reset(seed=seed)))
+        return _show(sync.wait(self.env.reset(seed=seed)))
 
     async def reset_async(self, seed: int | None = None) -> dict[str, Any]:
-        return _shown(await _elsewhere(self.env.reset(seed=seed)))
+        return _show(await _elsewhere(self.env.reset(seed=seed)))
 
     def step(self, action: Mapping[str, Any]) -> FleetStep:
         return _step(sync.wait(self.env.step(action)))
@@ -99,7 +99,7 @@ def make_task_env(
 
 
 class AgentTools:
-    """The agent's half: the tools of the episode. With it nobody resets, ends or judges anything."""
+    """The agent's half: the tools of the episode. It cannot reset, end or judge the episode."""
 
     def __init__(self, env: TaskEnv) -> None:
         self._env = env
@@ -121,9 +121,9 @@ async def _elsewhere(work: Awaitable[T]) -> T:
     return await asyncio.wrap_future(sync.submit(work))
 
 
-def _shown(result: StepResult) -> dict[str, Any]:
+def _show(result: StepResult) -> dict[str, Any]:
     return cast("dict[str, Any]", result.observation)
 
 
 def _step(result: StepResult) -> FleetStep:
-    return _shown(result), result.reward, result.done, dict(result.info)
+    return _show(result), result.reward, result.done, dict(result.info)

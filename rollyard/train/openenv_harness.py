@@ -32,7 +32,7 @@ class RolloutHarness:
         for turn, entry in enumerate(session.fetch_proxy_trace()):
             choice = entry["response"]["choices"][0]["message"]
             result.messages = [*entry["request"]["messages"], choice]
-            result.events.append(_answered(kinds, turn, choice))
+            result.events.append(_answer_event(kinds, turn, choice))
             result.prompt_ids += entry["prompt_token_ids"] or []
             result.completion_ids += entry["completion_token_ids"] or []
             result.logprobs += entry["per_token_logps"] or []
@@ -63,7 +63,7 @@ class RolloutHarness:
             result.completion_ids.extend(step.completion_ids)
             result.logprobs.extend(step.logprobs)
             result.messages = [*asked["messages"], message]
-            result.events.append(_answered(kinds, turn, message))
+            result.events.append(_answer_event(kinds, turn, message))
             turn += 1
         if result.metrics.get("truncated"):
             return _conclude(kinds, result)
@@ -85,7 +85,7 @@ def _conclude(kinds: Any, result: Any, **metrics: Any) -> Any:
     return result
 
 
-def _answered(kinds: Any, turn: int, message: Mapping[str, Any]) -> Any:
+def _answer_event(kinds: Any, turn: int, message: Mapping[str, Any]) -> Any:
     calls = [
         {"id": call["id"], "name": call["function"]["name"], "arguments": _arguments(call)}
         for call in message.get("tool_calls") or ()

@@ -11,7 +11,6 @@ A request whose answer was lost is sent again; the same job comes back, since ea
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -47,9 +46,7 @@ class RolloutsClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._pool.aclose()
 
     # jobs

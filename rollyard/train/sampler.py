@@ -159,7 +159,7 @@ class Sampler:
             self._mode, self._still = mode, False
             self._hold.notify_all()
 
-    def _stand(self, loop: asyncio.AbstractEventLoop) -> bool:
+    def _wait_while_paused(self, loop: asyncio.AbstractEventLoop) -> bool:
         """Between two tokens: stands still for as long as a pause keeps what is under way; True when that is to end."""
         with self._hold:
             while self._mode == "keep":
@@ -201,7 +201,7 @@ class Sampler:
         version = self.version
         with torch.inference_mode():
             while rows:
-                if self._stand(loop):
+                if self._wait_while_paused(loop):
                     for row in rows:
                         settle(loop, row, row.output("abort"))
                     return

@@ -1,6 +1,6 @@
 """`rollyard serve model`: a small model server with exact tokens, for tests and examples.
 
-Token in, token out (`/inference/v1/generate`, `/v1/completions`), a chat face (`/v1/chat/completions`), new weights while it
+Token in, token out (`/inference/v1/generate`, `/v1/completions`), a chat API (`/v1/chat/completions`), new weights while it
 runs (`POST /weights`), a version with every token, pause and resume in vLLM's modes. What it is not: fast. It runs the tiny
 model of this package on one machine; a real model wants vLLM or SGLang, which answer the same requests.
 """

@@ -60,7 +60,7 @@ class SampleWorker(ABC):
 
     def check_health(self, stale_after_s: float) -> None:
         if self._work is None:
-            raise ConfigError("the rollout worker was not started")
+            raise ConfigError("the rollout worker was not started", hint="call start() first")
         if self._work.over:
             self._work.result()
             raise Error("the rollout worker has stopped")

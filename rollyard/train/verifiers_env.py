@@ -60,7 +60,7 @@ def make_environment(
 ) -> VerifiersEnv:
     found = {task.id: task for task in Taskset.load(taskset)}
     if not found:
-        raise ConfigError("the taskset has no tasks")
+        raise ConfigError("the taskset has no tasks", hint="name a folder of tasks, a JSON Lines file or a dataset")
     key = new_id("vf")
     _live[key] = LiveParts(found, tuple(_weigh(name, one) for name, one in rewards.items()), options)
     config = EnvironmentConfig(
@@ -75,7 +75,7 @@ def make_environment(
 def _weigh(name: str, given: Reward | tuple[Reward, float]) -> Reward:
     function, weight = given if isinstance(given, tuple) else (given, 1.0)
 
-    async def scored(task: Any, trace: Any) -> Any:
+    async def score(task: Any, trace: Any) -> Any:
         wanted = {"task": task, "trace": trace}
         names = function.__code__.co_varnames[: function.__code__.co_argcount]
         if unknown := [one for one in names if one not in wanted]:
@@ -83,8 +83,8 @@ def _weigh(name: str, given: Reward | tuple[Reward, float]) -> Reward:
         said = function(**{one: wanted[one] for one in names})
         return await said if asyncio.iscoroutine(said) else said
 
-    scored.__name__ = name
-    return vf.reward(scored, weight=weight)
+    score.__name__ = name
+    return vf.reward(score, weight=weight)
 
 
 @cache

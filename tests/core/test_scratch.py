@@ -23,6 +23,25 @@ with scratch("drill") as place:
 """
 
 
+MANY = """
+import contextlib, os, sys
+from rollyard.core.scratch import scratch
+looks = []
+with contextlib.ExitStack() as stack:
+    for _ in range(50):
+        stack.enter_context(scratch("many"))
+    own = f"/proc/{os.getpid()}/stat"
+    sys.addaudithook(lambda name, given: looks.append(given[0]) if name == "open" and str(given[0]) == own else None)
+    stack.enter_context(scratch("next"))
+print(len(looks))
+"""
+
+
+def test_a_process_with_many_directories_is_looked_for_once():
+    looks = subprocess.run([sys.executable, "-c", MANY], capture_output=True, text=True, check=True).stdout
+    assert 1 <= int(looks) <= 2  # the sweep, and the name of the next one
+
+
 def test_a_directory_is_private_empty_and_gone_after_its_block():
     with scratch("drill") as place:
         assert os.listdir(place) == []

@@ -26,8 +26,8 @@ from examples.grpo_llm.weights import load_llama, order_heads, read_q4_1, read_q
 from rollyard.core.call import floats
 from rollyard.core.message import Message, Text
 from rollyard.policy.renderers.bytelevel import END, VOCABULARY, ByteRenderer
-from rollyard.testing.smollm import weights
 from rollyard.trajectory.samples import Sample
+from tests.servers.smollm import weights
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agent]
 SMALL = LlamaConfig(vocabulary=VOCABULARY, width=24, layers=2, heads=4, key_heads=2, inner=48)

@@ -27,7 +27,7 @@ cases:
 
 @pytest.fixture(scope="module")
 def cluster():
-    from rollyard.testing.ray_cluster import RayCluster
+    from tests.servers.ray_cluster import RayCluster
 
     with RayCluster(nodes=1) as made:
         yield made

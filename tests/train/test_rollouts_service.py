@@ -302,7 +302,7 @@ def test_keys_are_read_with_care(tmp_path):
         ("", 0o600, "holds no key"),
         ("ann short\n", 0o600, "entry 1"),
         (f"ann {ANN} more\n", 0o600, "entry 1"),
-        (f"ann {ANN}\nbob {ANN}\n", 0o600, "one key"),
+        (f"ann {ANN}\nbob {ANN}\n", 0o600, "the same key"),
     ):
         keys.write_text(text)
         keys.chmod(mode)

@@ -1,5 +1,6 @@
 """What plug-ins ask a server of rollouts: the trainer's engine answers, its errors are its own, and nothing is left running."""
 
+import asyncio
 import json
 
 import anyio
@@ -7,7 +8,7 @@ import pytest
 
 from rollyard.core.errors import ConfigError
 from rollyard.store.exports.lines import read_sample, sample_line
-from rollyard.train.plugins.served_rollouts import Generation, RolloutsFailed, ServedRollouts, job_fields
+from rollyard.train.plugins.served_rollouts import Generation, RolloutsFailed, ServedRollouts, job_fields, one_by_one
 from rollyard.trajectory.samples import samples
 from tests.train.rollouts import branchy, linear
 from tests.train.served import server
@@ -70,3 +71,15 @@ def test_a_row_that_was_a_line_is_the_same_row():
     for row in (*samples(linear()).rows, *samples(branchy()).rows):
         line = json.loads(json.dumps(sample_line(row)))
         assert sample_line(read_sample(line)) == line
+
+
+async def test_an_engine_that_takes_one_call_is_asked_for_all_of_a_batch_at_once():
+    together = asyncio.Barrier(3)
+
+    async def sample(call):
+        async with asyncio.timeout(30):
+            await together.wait()
+        return Generation([call["number"]], [0.0])
+
+    made = await one_by_one(sample)([{"number": number} for number in range(3)])
+    assert [one.ids for one in made] == [[0], [1], [2]]

@@ -214,7 +214,7 @@ async def branches_by_upstream_and_by_tokens(url):
 
 
 async def test_one_rollout_seen_by_upstream_and_by_tokens_has_the_same_branches(tmp_path):
-    """A model that speaks canonical text: the chat face tells its ids, and both ways of capture give one branch."""
+    """A model that speaks canonical text: the chat API tells its ids, and both ways of capture give one branch."""
     async with serving(taught(tmp_path / "taught")) as url:
         upstream, tokens = await branches_by_upstream_and_by_tokens(url)
     assert upstream == tokens and len(tokens) == 1
@@ -304,7 +304,7 @@ async def test_the_command_serves_a_model_until_it_is_stopped(folder, tmp_path):
         assert process.wait(20) in (0, -signal.SIGTERM)
 
 
-async def test_the_openai_client_talks_to_the_chat_face(url):
+async def test_the_openai_client_talks_to_the_chat_api(url):
     openai = pytest.importorskip("openai", reason="the openai package is not installed")
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", timeout=30) as client:
         answer = await client.chat.completions.create(

@@ -34,7 +34,7 @@ def proxy_trace(rollout: Rollout) -> list[dict[str, Any]]:
     trained = {entry["metadata"]["node_id"]: entry for entry in trace_entries(graph, asked)}
     return [
         {
-            **(trained.get(turn.call_id) or _untrained(rollout, turn, asked[turn.call_id])),
+            **(trained.get(turn.call_id) or _make_untrained(rollout, turn, asked[turn.call_id])),
             "completion_tokens": turn.completion_tokens,
             "finish_reason": turn.finish_reason,
             "latency_s": turn.latency_s,
@@ -44,7 +44,7 @@ def proxy_trace(rollout: Rollout) -> list[dict[str, Any]]:
     ]
 
 
-def _untrained(rollout: Rollout, turn: Turn, asked: dict[str, Any]) -> dict[str, Any]:
+def _make_untrained(rollout: Rollout, turn: Turn, asked: dict[str, Any]) -> dict[str, Any]:
     """A call that was answered and trains nowhere: everything that is known of it."""
     graph = rollout.captured
     record, answer, prompt = graph.record(turn.call_id), graph.answer(turn.call_id), graph.prompt_ids(turn.call_id)

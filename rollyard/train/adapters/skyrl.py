@@ -40,7 +40,7 @@ def generator_output(rollouts: Iterable[Rollout], *, step_wise: bool = False) ->
 
 def rows_output(rollouts: Sequence[tuple[Any, Sequence[Sample]]], *, pad_id: int = 0) -> dict[str, Any]:
     """The same of rows, for rollouts with the trajectory ids that SkyRL gave them, in its order. One that has no row holds its
-    place with a masked token: whoever calls masks its group, for SkyRL's baseline knows no missing reward."""
+    place with a masked token: the caller masks its group, for SkyRL's baseline knows no missing reward."""
     out: dict[str, Any] = {key: [] for key in _KEYS}
     for name, rows in rollouts:
         if not rows:

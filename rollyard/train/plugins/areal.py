@@ -8,14 +8,13 @@ that cannot be trained on is None, which AReaL counts as rejected.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rollyard.core.errors import ConfigError
 from rollyard.train.adapters.areal import tensors
 from rollyard.train.plugins.import_trainer import import_trainer
-from rollyard.train.plugins.served_rollouts import Generation, HeldCall, ServedRollouts
+from rollyard.train.plugins.served_rollouts import Generation, HeldCall, ServedRollouts, one_by_one
 
 _workflow: Any = import_trainer("areal.api.workflow_api")
 _io: Any = import_trainer("areal.api.io_struct")
@@ -42,10 +41,7 @@ class AgentWorkflow(_workflow.RolloutWorkflow):  # pyright: ignore[reportUntyped
             made = await engine.agenerate(request)
             return Generation(made.output_tokens, made.output_logprobs, min(made.output_versions, default=None))
 
-        async def generate(calls: Sequence[HeldCall]) -> list[Generation]:
-            return list(await asyncio.gather(*(sample(call) for call in calls)))
-
-        rows = (await self._rollouts.group(data["task"], generate=generate)).rollouts[0]
+        rows = (await self._rollouts.group(data["task"], generate=one_by_one(sample))).rollouts[0]
         if not rows:
             return None
         torch: Any = import_trainer("torch")

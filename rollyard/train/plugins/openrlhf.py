@@ -9,8 +9,6 @@ it, sooner than count as a zero.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -18,7 +16,7 @@ from rollyard.core.errors import PolicyError
 from rollyard.train.adapters.openrlhf import row_execution
 from rollyard.train.adapters.rows import main_row
 from rollyard.train.plugins.import_trainer import import_trainer
-from rollyard.train.plugins.served_rollouts import Generation, HeldCall, ServedRollouts
+from rollyard.train.plugins.served_rollouts import Generation, HeldCall, ServedRollouts, one_by_one
 
 _agent: Any = import_trainer("openrlhf.utils.agent")
 
@@ -47,10 +45,7 @@ class AgentExecutor(_agent.AgentExecutorBase):  # pyright: ignore[reportUntypedB
             chosen = zip(made.token_ids, made.logprobs, strict=True)
             return Generation(list(made.token_ids), [by_id[one].logprob for one, by_id in chosen])
 
-        async def generate(calls: Sequence[HeldCall]) -> list[Generation]:
-            return list(await asyncio.gather(*(sample(call) for call in calls)))
-
-        rows = (await self._rollouts.group(label, generate=generate)).only()
+        rows = (await self._rollouts.group(label, generate=one_by_one(sample))).only()
         return row_execution(main_row(rows), prompt=prompt, label=label)
 
 

@@ -9,12 +9,13 @@ does as well, since a column of text survives every dataset format. With `genera
 calls, token by token (the server has `--policy queue#renderer=MODEL`); without it the server asks its own model
 (`--base-url`).
 
-Whoever waits for a rollout answers calls, of any rollout: a server with one queue needs no trainer that is told which
+The caller that waits for a rollout answers calls, of any rollout: a server with one queue needs no trainer that is told which
 are its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from glob import escape
@@ -44,6 +45,15 @@ class Generation(NamedTuple):
 HeldCall = Mapping[str, Any]  # as `GET /v1/calls` gives it: call_id, session_id, prompt_ids, sampling, ...
 TaskRow = Mapping[str, Any] | str
 Generate = Callable[[Sequence[HeldCall]], Awaitable[Sequence[Generation]]]
+
+
+def one_by_one(sample: Callable[[HeldCall], Awaitable[Generation]]) -> Generate:
+    """`generate` of an engine that samples one call at a time; it batches what it is asked at once itself."""
+
+    async def generate(calls: Sequence[HeldCall]) -> list[Generation]:
+        return list(await asyncio.gather(*(sample(call) for call in calls)))
+
+    return generate
 
 
 class RolloutsFailed(Error):

@@ -58,11 +58,11 @@ class RolloutGenerator(_base.GeneratorInterface):  # pyright: ignore[reportUntyp
         masked: set[int] = set()
         for at, group in zip(places.values(), groups, strict=True):
             masked |= set(at) if group.left_out else set()
-            for place, rows in zip(at, self._kept(group), strict=True):
+            for place, rows in zip(at, self._keep(group), strict=True):
                 found[place] = rows
         return _mask(rows_output(list(zip(names, found, strict=True)), pad_id=self._pad), names, masked)
 
-    def _kept(self, group: ServedGroup) -> list[Sequence[Sample]]:
+    def _keep(self, group: ServedGroup) -> list[Sequence[Sample]]:
         return [rows if self._all or not rows else (main_row(rows),) for rows in group.rollouts]
 
     def _engine_calls(self, sampling: Mapping[str, Any]) -> Generate:

@@ -18,7 +18,14 @@ from rollyard.core.errors import ConfigError, PolicyError
 from rollyard.net.http_client import HttpPool
 from rollyard.train.adapters.slime import row_sample
 from rollyard.train.plugins.import_trainer import import_trainer
-from rollyard.train.plugins.served_rollouts import Generate, Generation, HeldCall, ServedGroup, ServedRollouts
+from rollyard.train.plugins.served_rollouts import (
+    Generate,
+    Generation,
+    HeldCall,
+    ServedGroup,
+    ServedRollouts,
+    one_by_one,
+)
 
 _Sample: Any = import_trainer("slime.utils.types").Sample
 _base: Any = import_trainer("slime.rollout.base_types")
@@ -98,7 +105,4 @@ def engine_of(args: Any, pool: HttpPool) -> Generate:
             [one[1] for one in sampled], [one[0] for one in sampled], int(version) if version.isdecimal() else None
         )
 
-    async def generate(calls: Sequence[HeldCall]) -> list[Generation]:
-        return list(await asyncio.gather(*(sample(call) for call in calls)))
-
-    return generate
+    return one_by_one(sample)

@@ -7,13 +7,12 @@ await training.forward_backward_async(data, "importance_sampling")
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
 from rollyard.train.adapters.tinker import rows_data
 from rollyard.train.plugins.import_trainer import import_trainer
-from rollyard.train.plugins.served_rollouts import Generate, Generation, HeldCall, ServedRollouts, TaskRow
+from rollyard.train.plugins.served_rollouts import Generate, Generation, HeldCall, ServedRollouts, TaskRow, one_by_one
 
 _types: Any = import_trainer("tinker.types")
 
@@ -44,7 +43,4 @@ def engine_of(sampler: Any, *, max_tokens: int, temperature: float, stop: Sequen
         (made,) = (await sampler.sample_async(prompt, 1, params)).sequences
         return Generation(made.tokens, made.logprobs)
 
-    async def generate(calls: Sequence[HeldCall]) -> list[Generation]:
-        return list(await asyncio.gather(*(sample(call) for call in calls)))
-
-    return generate
+    return one_by_one(sample)

@@ -11,15 +11,15 @@ own engine answers the agents' calls: the server has `--policy queue#renderer=MO
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, Literal
 
 from rollyard.core.errors import ConfigError
 from rollyard.train.adapters.rows import main_row
 from rollyard.train.adapters.verl import output
 from rollyard.train.plugins.import_trainer import import_trainer
-from rollyard.train.plugins.served_rollouts import Generation, HeldCall, ServedRollouts
+from rollyard.train.plugins.served_rollouts import Generation, HeldCall, ServedRollouts, one_by_one
 from rollyard.trajectory.samples import Sample
 
 _verl: Any = import_trainer("verl.experimental.agent_loop.agent_loop")
@@ -46,15 +46,13 @@ class AgentLoop(_verl.AgentLoopBase):  # pyright: ignore[reportUntypedBaseClass]
         if not task:
             raise ConfigError("the row has no task", hint="a column task, or extra_info.task, with the task's JSON")
 
-        async def generate(calls: Sequence[HeldCall]) -> list[Generation]:
-            return list(await asyncio.gather(*(self._sample(call, sampling_params) for call in calls)))
-
+        generate = one_by_one(partial(self._sample, sampling_params))
         rows = (await self._rollouts.group(task, generate=generate)).only()
         if not self._all:
             return self._output(main_row(rows))
         return [self._output(one) for one in rows]
 
-    async def _sample(self, call: HeldCall, sampling_params: Mapping[str, Any]) -> Generation:
+    async def _sample(self, sampling_params: Mapping[str, Any], call: HeldCall) -> Generation:
         """Sampled as the trainer samples, whatever the agent asked for; calls of one rollout go to one engine."""
         params = {**sampling_params, "logprobs": True}
         prompt: list[int] = call["prompt_ids"]

@@ -43,7 +43,7 @@ class NotThere(Error):
 
 
 class RolloutsApi:
-    """`keys` are owners by their keys; without any, everybody who reaches the server is the same owner. Held calls are of
+    """`keys` are owners by their keys; without any, every caller is the same owner. Held calls are of
     all owners' jobs, so one of them, the `trainer`, takes and answers them."""
 
     def __init__(
@@ -71,7 +71,7 @@ class RolloutsApi:
         )
 
     def _guard(self, endpoint: Any) -> Any:
-        async def guarded(request: Request) -> Response:
+        async def guard(request: Request) -> Response:
             try:
                 request.state.owner = self._owner(request)
                 return await endpoint(request)
@@ -90,7 +90,7 @@ class RolloutsApi:
             except BAD_JSON as error:
                 return _refuse(400, "invalid", str(error), None)
 
-        return guarded
+        return guard
 
     def _for_the_trainer(self, endpoint: Any) -> Any:
         async def ask(request: Request) -> Response:
@@ -125,7 +125,7 @@ class RolloutsApi:
         return JSONResponse(await self._view(job), 201 if new else 200)
 
     async def _list(self, request: Request) -> Response:
-        limit = int(_bounded(request, "limit", 100, 1, 1000))
+        limit = int(_read_number(request, "limit", 100, 1, 1000))
         after = request.query_params.get("after", "")
         found = await self._store.jobs(owner=request.state.owner, after=after, limit=limit)
         return JSONResponse(
@@ -135,7 +135,7 @@ class RolloutsApi:
     async def _show(self, request: Request) -> Response:
         """`?wait=` seconds for the job to be over; the answer comes at once when it is."""
         job = await self._job(request)
-        with anyio.move_on_after(_bounded(request, "wait", 0, 0, MAX_WAIT_S)):
+        with anyio.move_on_after(_read_number(request, "wait", 0, 0, MAX_WAIT_S)):
             while not job.over:
                 await anyio.sleep(_LOOK_S)
                 job = await self._job(request)
@@ -167,7 +167,7 @@ class RolloutsApi:
         try:
             after = int(request.headers.get("last-event-id", "0"))
         except ValueError:
-            raise ConfigError("Last-Event-ID is no number of an event") from None
+            raise ConfigError("Last-Event-ID is not the number of an event") from None
         return StreamingResponse(self._stream(job, after), media_type="text/event-stream")
 
     async def _stream(self, job: RolloutJob, after: int) -> AsyncIterator[bytes]:
@@ -227,7 +227,7 @@ def _summary(job: RolloutJob) -> dict[str, Any]:
     return {name: getattr(job, name) for name in names}
 
 
-def _bounded(request: Request, name: str, default: float, least: float, most: float) -> float:
+def _read_number(request: Request, name: str, default: float, least: float, most: float) -> float:
     text = request.query_params.get(name)
     try:
         value = default if text is None else float(text)

@@ -1,7 +1,7 @@
 """The jobs of a server: taken, run, cancelled, and gone on with after a restart.
 
 A job is a row in the store and a `Run` under an id that the row has from the beginning, so a server that died goes on with what
-is owed. Several servers may share one store: attempts are claimed under leases, whoever runs the job.
+is owed. Several servers may share one store: attempts are claimed under leases, so any server may run the job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rollyard.runs.run.run import Run
 from rollyard.store import Store
 from rollyard.train.service.request import RolloutJobRequest, ServiceDefaults, config_of, read_request, tasks_of
 
-_CALLBACK_S = (0.0, 1.0, 4.0, 16.0, 64.0)  # before each try to tell whoever asked
+_CALLBACK_S = (0.0, 1.0, 4.0, 16.0, 64.0)  # before each try to tell the caller
 _TELL_S = 10.0  # for one try
 _MAX_ANSWER = 64 * 1024
 
@@ -136,7 +136,7 @@ class RolloutJobs:
         run = Run(tasks, gate=self._gate, store=self._store, config=config, sandbox=self._backend, id=job.run_id)
         async with run:
             async for _ in run:
-                pass  # the store has it; whoever waits reads it there
+                pass  # the store has it; the caller that waits reads it there
         if stopped := await self._store.stopped_policies(job.run_id):
             raise ConfigError("; ".join(stopped.values()), hint="the policy's server failed; submit the job again")
 
@@ -146,7 +146,7 @@ class RolloutJobs:
             return []
         return [rollout async for rollout in self._store.rollouts(job.run_id, trajectories=True)]
 
-    # whoever asked to be told
+    # the caller that asked to be told
 
     def _check_callback(self, url: str) -> None:
         if not _leads_to(url, self._server.callback_hosts):

@@ -55,7 +55,9 @@ async def run_rollouts(options: RolloutsOptions, say: Callable[[ServerReady], No
         )
     keys = read_keys(options.keys) if options.keys is not None else {}
     if not keys and options.host not in LOOPBACK:
-        raise ConfigError(f"{options.host} is not loopback: anybody could run jobs", hint="pass --keys FILE")
+        raise ConfigError(
+            f"{options.host} is not loopback: any machine that reaches it could run jobs", hint="pass --keys FILE"
+        )
     server = ServiceDefaults(
         agent=options.agent,
         sandbox=options.sandbox,
@@ -81,7 +83,7 @@ async def run_rollouts(options: RolloutsOptions, say: Callable[[ServerReady], No
 
 
 def trainer_of(keys: Mapping[str, str], named: str | None) -> str:
-    """The owner who may take held calls: the one that is named, or the only one there is. Of several, nobody by default."""
+    """The owner who may take held calls: the one that is named, or the only one there is. Of several, one must be named."""
     owners = sorted(set(keys.values()))
     if named is not None and named not in owners:
         raise ConfigError(f"the trainer {named!r} has no key", hint=f"owners: {', '.join(owners) or 'none'}")
@@ -102,5 +104,5 @@ def read_keys(path: Path) -> dict[str, str]:
     if not lines:
         raise ConfigError(f"{path} holds no key", hint="one line of `OWNER KEY` for each owner")
     if len({key for _, key in lines}) < len(lines):
-        raise ConfigError(f"{path}: two owners have one key")
+        raise ConfigError(f"{path}: two owners have the same key", hint="give each owner a key of its own")
     return {key: owner for owner, key in lines}

@@ -1,12 +1,12 @@
 """The coding environment as an ASGI application, set up by environment variables.
 
 ROLLYARD_ENV_KEY    the key that clients bear (`Authorization: Bearer ...`); without one, ROLLYARD_ENV_OPEN=1 must say that
-                    anybody who reaches the port may run agents here
+                    every client that reaches the port may run agents here
 ROLLYARD_AGENT      the agent of every rollout (shell-agent)
 ROLLYARD_SANDBOX    the backend that its sandboxes are on (local); a hosted one has its key in a variable of its own,
                     such as E2B_API_KEY
 ROLLYARD_BASE_URL   the model server that answers it, with ROLLYARD_MODEL and ROLLYARD_MODEL_KEY; without one, a step is one
-                    model call, and whoever steps answers it
+                    model call, and the client that steps answers it
 ROLLYARD_TASKS      where the tasks are (tasks.jsonl beside this package)
 ROLLYARD_CAPACITY   environments at once (8)
 """
