@@ -46,8 +46,11 @@ torch: $(TORCH)  ## torch, for the tests of the trainer; where your index offers
 demo: $(RUNTIME)  ## the shortest look at what it does; installs the runtime and one agent
 	$(BIN)/rollyard demo --agent $(or $(AGENT),pi) $(if $(BASE_URL),--base-url $(BASE_URL)) $(if $(MODEL),--model $(MODEL))
 
+# A test that fails while three run at once on a loaded machine gets a second try, alone, and both results are printed.
+PYTEST := $(BIN)/python -m pytest -m "not slow" --timeout 300 --hypothesis-profile ci
 test: setup  ## the ordinary suite: minutes on two cores; without torch (make torch) its tests say that they are skipped
-	$(BIN)/python -m pytest -m "not slow" -n 3 --dist loadgroup --timeout 300 --hypothesis-profile ci
+	$(PYTEST) -n 3 --dist loadgroup || { echo "These failed while others ran. They run once more, alone:"; \
+		$(PYTEST) --last-failed --last-failed-no-failures none; }
 
 vllm: setup  ## a real vLLM on the CPU (3.5 GB, once) for tests/policy/test_vllm.py
 	$(BIN)/python -m tests.servers.vllm

@@ -8,13 +8,13 @@ import os
 import random
 import stat
 import tarfile
-import tracemalloc
 import zlib
 
 import pytest
 
 from rollyard.core.errors import ConfigError
 from rollyard.images.archives import OPAQUE, is_whiteout, list_members, open_archive, unpack
+from tests.memory import trace_memory
 
 
 def tar_of(*members, mode="w"):
@@ -177,7 +177,7 @@ def test_a_cut_off_archive_gets_a_typed_error(root):
 @pytest.mark.adversarial
 def test_members_without_end_are_refused_and_none_are_kept(root):
     archive = tar_of(*((f"d{n % 10}/{n}", SYM, "x") for n in range(10_000)))
-    held = tracemalloc_peak(lambda: unpack(archive, root))
+    held = peak_of(lambda: unpack(archive, root))
     assert held < 4 << 20
     archive.seek(0)
     with pytest.raises(ConfigError, match="more than 5,000 members"):
@@ -187,13 +187,10 @@ def test_members_without_end_are_refused_and_none_are_kept(root):
         list_members(opened, 100)
 
 
-def tracemalloc_peak(work):
-    tracemalloc.start()
-    try:
+def peak_of(work):
+    with trace_memory() as traced:
         work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+        return traced()[1]
 
 
 @pytest.mark.adversarial
@@ -202,7 +199,7 @@ def test_a_header_that_unpacks_without_end_is_refused(root, kind):
     info = tarfile.TarInfo("long")
     info.type, info.size = kind, 64 << 20
     bomb = io.BytesIO(gzip.compress(info.tobuf(tarfile.GNU_FORMAT) + bytes(info.size)))
-    held = tracemalloc_peak(lambda: unpack_refused(bomb, root))
+    held = peak_of(lambda: unpack_refused(bomb, root))
     assert held < 8 << 20
 
 

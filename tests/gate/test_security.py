@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import socket
-import tracemalloc
 import weakref
 
 import pytest
@@ -15,6 +14,7 @@ from rollyard.core.errors import ConfigError, UpstreamError
 from rollyard.core.ids import secret
 from rollyard.gate import Budget, Gate, GateLimits, HttpLimits
 from tests.gate.conftest import Answers, ask, chat, open_gate, port_of, request, said, send
+from tests.memory import trace_memory
 from tests.waiting import until
 
 pytestmark = [pytest.mark.anyio, pytest.mark.adversarial]
@@ -240,12 +240,9 @@ async def test_what_is_sent_behind_an_unanswered_call_is_not_kept(key):
         alive = {"connection": "keep-alive"}
         first = request("POST", CHAT, key=session.key, body=chat(), headers=alive)
         flood = request("POST", CHAT, key=key or session.key, body=b"x" * 10_000_000, headers=alive)
-        tracemalloc.start()
-        try:
+        with trace_memory() as traced:
             sock, taken = await pour(gate, first, flood, chunks=6)
-            kept, _ = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
+            kept, _ = traced()
         assert session.calls == 1
         assert taken == 0, "the kernel keeps the sender waiting"
         assert kept < 4_000_000

@@ -1,12 +1,10 @@
 """Exports of a run: what every format must carry, and what is refused."""
 
 import asyncio
-import gc
 import json
 import os
 import subprocess
 import sys
-import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from rollyard.store import Store
 from rollyard.store.check import check_run
 from rollyard.store.exports import export
 from rollyard.trajectory.samples import samples
+from tests.memory import trace_memory
 from tests.store.builders import keep
 
 pytestmark = pytest.mark.anyio
@@ -252,11 +251,9 @@ async def test_an_export_takes_the_memory_of_a_few_rollouts_however_many_there_a
         peaks = {}
         await export(store, "run1", tmp_path / name, format=format)  # what is imported and cached stays
         for run, count in (("run1", few), ("run2", many)):
-            gc.collect()
-            tracemalloc.start()
-            done = await export(store, run, tmp_path / name, format=format)
-            peaks[run] = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
+            with trace_memory() as traced:
+                done = await export(store, run, tmp_path / name, format=format)
+                peaks[run] = traced()[1]
             assert done.rollouts == count
         assert peaks["run2"] - peaks["run1"] < 1000 * (many - few), (
             name,

@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import sqlite3
-import tracemalloc
 from pathlib import Path
 
 import msgspec
@@ -20,6 +19,7 @@ from rollyard.tasks.packed import FEWEST
 from rollyard.tasks.rows import as_task
 from rollyard.tasks.scaffold import new_task
 from rollyard.tasks.taskset import Taskset
+from tests.memory import trace_memory
 
 MANY = 90
 
@@ -144,12 +144,9 @@ def growth(make, few, many):
     """Bytes that each further task costs: those that stay, and those at the most."""
     measured = []
     for count in (few, few, many):  # the first is for what is imported and compiled once
-        tracemalloc.start()
-        try:
+        with trace_memory() as traced:
             tasks = make(count)
-            measured.append((*tracemalloc.get_traced_memory(), len(tasks)))
-        finally:
-            tracemalloc.stop()
+            measured.append((*traced(), len(tasks)))
         assert len(tasks) == count
     (kept, peak, _), (more_kept, more_peak, _) = measured[1:]
     return (more_kept - kept) / (many - few), (more_peak - peak) / (many - few)

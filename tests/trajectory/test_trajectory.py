@@ -7,6 +7,7 @@ import pytest
 from rollyard.core.call import Call, Reply, Usage, VersionSpan, floats, ids
 from rollyard.core.message import Message, Text, Thinking, ToolCall, ToolResult, ToolSpec, tools_digest
 from rollyard.trajectory.trajectory import Trajectory
+from tests.memory import trace_memory
 
 SYSTEM = Message("system", (Text("you are a coder"),))
 USER = Message("user", (Text("fix the bug"),))
@@ -440,14 +441,11 @@ def test_packed_ids_are_not_shared_with_the_caller():
 def test_a_turn_of_an_agent_takes_little_memory_whatever_its_history():
     """A 50 kB request with 10k prompt ids adds what is new: the budget is 60 kB a turn."""
     import gc
-    import tracemalloc
 
     t = Trajectory("r1")
     messages = [Message("system", (Text("s" * 20_000),)), USER]
     prompt = list(range(8000))
-    gc.collect()
-    tracemalloc.start()
-    try:
+    with trace_memory() as traced:
         for turn in range(20):
             raw = b'{"messages":["' + b"s" * (30_000 + 1000 * turn) + b'"],"tools":["' + b"t" * 9000 + b'"]}'
             answer = asks((f"t{turn}", '{"n": 1}'), text="a" * 200)
@@ -457,9 +455,7 @@ def test_a_turn_of_an_agent_takes_little_memory_whatever_its_history():
             prompt = [*prompt, *[1] * 64, *[2] * 100]
         del echoed, raw, prompt, messages, answer
         gc.collect()
-        held = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
+        held = traced()[0]
     assert held / 20 < 20_000
 
 
