@@ -1,8 +1,8 @@
 """How much memory a piece of work takes, whatever the tests before it left behind.
 
-`tracemalloc` counts every allocation of the process. Garbage of earlier tests whose finalizers run in the middle (and print a warning
-with a traceback, for which source files are read) would be counted too: it is collected first, and what is still alive is kept out
-of the collector's sight until the work is done.
+`tracemalloc` counts every allocation of the process. Garbage of earlier tests whose finalizers run in the middle (and print a
+warning with a traceback, for which source files are read) would be counted too: it is collected first, and what is still alive is
+kept out of the collector's sight until the work is done.
 """
 
 import gc
