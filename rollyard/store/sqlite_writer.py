@@ -99,7 +99,7 @@ class SQLiteWriter:
 
 def _transaction(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
     driver: Any = connection.connection.driver_connection
-    _begin(driver)
+    _execute_when_free(driver, "BEGIN IMMEDIATE")
     try:
         results = _run_works(connection, works)
         connection.commit()
@@ -113,13 +113,13 @@ def _transaction(connection: Connection, works: Sequence[Work[Any]]) -> list[Any
     return results
 
 
-def _begin(driver: sqlite3.Connection) -> None:
+def _execute_when_free(driver: sqlite3.Connection, statement: str) -> None:
     """SQLite's own waiting for the lock sleeps for up to 100 ms at a time, a hundred times as long as a transaction takes:
-    processes that write to one file would wait for each other most of the time."""
+    processes that write to one file would wait for each other most of the time. For `journal_mode` it does not wait at all."""
     until, pause = time.monotonic() + sqlite_file.BUSY_MS / 1000, SHORTEST_PAUSE_S
     while True:
         try:
-            driver.execute("BEGIN IMMEDIATE")
+            driver.execute(statement).fetchall()
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                 raise
@@ -141,13 +141,13 @@ def _run_works(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
 def _prepare_connection(synchronous: Synchronous, checkpoint_pages: int) -> Callable[[Any, Any], None]:
     def set_pragmas(raw: Any, _: Any) -> None:
         raw.isolation_level = None  # transactions are begun by hand
+        _execute_when_free(raw, "PRAGMA journal_mode=WAL")
         for pragma in (
-            "journal_mode=WAL",
             f"synchronous={synchronous.upper()}",
             f"busy_timeout={sqlite_file.BUSY_MS}",
             "cache_size=-2000",  # kilobytes: reading a page again costs less than pages that lie cold in memory
             f"wal_autocheckpoint={checkpoint_pages}",
-            "busy_timeout=0",  # from here on `_begin` waits
+            "busy_timeout=0",  # from here on `_execute_when_free` waits
         ):
             raw.execute(f"PRAGMA {pragma}").fetchall()
 

@@ -21,12 +21,13 @@ import pyte
 
 CTRL_C = b"\x03"
 ROLLYARD = str(pathlib.Path(sys.executable).with_name("rollyard"))
-# Gives the command the terminal as its own, so that Ctrl-C reaches it, also where the tests themselves ignore SIGINT.
+# Gives the command the terminal as its own, so that Ctrl-C and a closed terminal reach it, also where the tests ignore both.
 _SEAT = """
 import fcntl, os, signal, sys, termios
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-signal.signal(signal.SIGINT, signal.SIG_DFL)
+for number in (signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_DFL)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>78]")

@@ -53,6 +53,7 @@ def test_ctrl_c_while_work_is_handed_over_waits_for_its_clean_up_too():
     program = """
         import asyncio, signal, threading
         from rollyard import sync
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in its background
         begun = threading.Event()
         async def work():
             try:

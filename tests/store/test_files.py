@@ -94,6 +94,24 @@ async def test_many_first_writes_at_once_make_one_store(tmp_path):
         assert len(await store.list_runs()) == 8
 
 
+async def test_a_first_write_waits_for_the_one_that_makes_the_tables(tmp_path):
+    """Until the tables are there the file has no write-ahead log, and SQLite refuses to begin one beside a writer at once."""
+    where = tmp_path / "runs.db"
+
+    async def write():
+        async with Store.open(where) as store:
+            await store.create_run({}, id="run_a")
+            return [run.id for run in await store.list_runs()]
+
+    with closing(sqlite3.connect(where, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        writing = asyncio.create_task(write())
+        await asyncio.wait([writing], timeout=0.2)
+        assert not writing.done()
+        other.execute("COMMIT")
+    assert await writing == ["run_a"]
+
+
 async def test_new_files_are_their_owners_alone(tmp_path, wide_umask):
     where, copy, again = tmp_path / "runs.db", tmp_path / "copy.db", tmp_path / "again.db"
     async with Store.open(where) as store:
