@@ -25,13 +25,12 @@ import uvloop
 
 from bench.figures import note
 from rollyard.core.call import Call, Reply, floats, ids
-from rollyard.core.delta import Delta
 from rollyard.core.lease import Attempt
 from rollyard.core.message import Message, Text, ToolCall, ToolResult, ToolSpec, tools_digest
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
 from rollyard.store import Store
-from rollyard.store.calls import _call_row, _node_row
+from rollyard.store.call_rows import call_row, split_bodies
 from rollyard.store.exports import export
 from rollyard.trajectory.trajectory import Trajectory
 
@@ -96,8 +95,9 @@ def placing() -> None:
             added = trajectory.add(call, reply)
             spent[turn] += time.process_time_ns() - start
             received += len(call.raw) + len(reply.raw)
-            stored += sum(b.size if isinstance(b, Delta) else len(b) for b in added.blobs.values())
-            stored += sum(len(_node_row("r", node)[7] or b"") + 4 * len(node.ids or ()) for node in added.nodes)
+            own, shared = split_bodies(added.record, added.blobs)
+            stored += sum(len(value) for value in call_row(added.record, added.nodes, own)[-2:] if value is not None)
+            stored += sum(len(body) for body in shared.values())
         del call, reply, added
     gc.collect()
     turns = ROLLOUTS * TURNS
@@ -149,16 +149,12 @@ async def floor(folder: Path, count: int) -> float:
     async with Store.open(folder / "floor.db") as store:
         await store.create_run({}, id="floor")  # the first write makes the tables
     added = list(chat_calls(count))
-    nodes = [_node_row(a.record.rollout_id, node) for a in added for node in a.nodes]
-    calls = [_call_row(a.record) for a in added]
-    bodies = [(digest, len(body), "raw", body) for a in added for digest, body in a.blobs.items()]
+    rows = [call_row(a.record, a.nodes, a.blobs) for a in added]
     raw = sqlite3.connect(folder / "floor.db", isolation_level=None)
     raw.execute("PRAGMA synchronous=NORMAL")
     start = time.process_time()
     raw.execute("BEGIN IMMEDIATE")
-    raw.executemany(f"INSERT INTO nodes VALUES ({','.join('?' * 11)})", nodes)
-    raw.executemany(f"INSERT INTO calls VALUES ({','.join('?' * 16)})", calls)
-    raw.executemany("INSERT INTO blobs VALUES (?,?,?,?)", bodies)
+    raw.executemany(f"INSERT INTO calls VALUES ({','.join('?' * len(rows[0]))})", rows)
     raw.execute("COMMIT")
     spent = time.process_time() - start
     raw.close()
