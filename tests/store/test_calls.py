@@ -13,7 +13,8 @@ from rollyard.core.delta import Delta
 from rollyard.core.errors import ConfigError, SessionClosed
 from rollyard.core.message import Message, Text
 from rollyard.core.protocols import SessionRecord
-from rollyard.store import Store
+from rollyard.store import Store, batches
+from rollyard.store.batches import Batch, Batches
 from rollyard.store.calls import CommitCall
 from rollyard.store.schema import calls
 from rollyard.testing.call_log import cases, commit_all, conversation
@@ -85,6 +86,74 @@ async def test_a_write_that_may_wait_is_taken_along_by_one_that_may_not(tmp_path
             await store.put_blob(b"before")
             await asyncio.gather(store.database.write(work), store.put_blob(b"%d" % number))
     assert all(work.done for work in works)
+
+
+class _Taken:
+    """What gathers, and the batches that it handed in; each is answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.batches = Batches(self._take)
+        self.sizes: list[int] = []
+        self.waiting: list[Batch] = []
+
+    def _take(self, batch: Batch) -> None:
+        self.sizes.append(len(batch.works))
+        self.waiting.append(batch)
+
+    async def answer(self) -> None:
+        while not self.waiting:
+            await asyncio.sleep(0.001)
+        batch = self.waiting.pop()
+        batch.resolve([None] * len(batch.works))
+
+    async def write(self, count: int) -> None:
+        """Together, and answered."""
+        writes = asyncio.gather(*(self.batches.write(_Patient.__call__) for _ in range(count)))
+        await self.answer()
+        await writes
+
+
+async def test_one_caller_after_the_other_waits_for_nobody(monkeypatch):
+    monkeypatch.setattr(batches, "QUIET_S", 3600.0)
+    monkeypatch.setattr(batches, "GATHER_S", 3600.0)
+    monkeypatch.setattr(batches, "BUSY_S", 3600.0)
+    taken = _Taken()
+    async with asyncio.timeout(60):
+        for _ in range(50):
+            await taken.write(1)
+    assert taken.sizes == [1] * 50
+
+
+@pytest.mark.parametrize("endless", ["GATHER_S", "QUIET_S"])
+async def test_callers_that_write_at_once_are_gathered_until_none_comes_or_for_some_milliseconds(monkeypatch, endless):
+    monkeypatch.setattr(batches, endless, 3600.0)
+    monkeypatch.setattr(batches, "BUSY_S", 3600.0)
+    taken = _Taken()
+    async with asyncio.timeout(60):
+        await taken.write(2)
+        for _ in range(20):
+            await taken.write(8)
+    assert taken.sizes == [2] + [8] * 20
+
+
+async def test_what_comes_before_another_is_answered_waits_for_more(monkeypatch):
+    """It would go alone for ever, each time before the next."""
+    monkeypatch.setattr(batches, "QUIET_S", 0.5)
+    monkeypatch.setattr(batches, "GATHER_S", 0.5)
+    monkeypatch.setattr(batches, "BUSY_S", 3600.0)
+    taken = _Taken()
+    async with asyncio.timeout(60):
+        await taken.write(1)
+        first = asyncio.ensure_future(taken.batches.write(_Patient.__call__))
+        while not taken.waiting:
+            await asyncio.sleep(0.001)
+        second = asyncio.ensure_future(taken.batches.write(_Patient.__call__))
+        await asyncio.sleep(0)
+        third = asyncio.ensure_future(taken.batches.write(_Patient.__call__))
+        await taken.answer()
+        await taken.answer()
+        await asyncio.gather(first, second, third)
+    assert taken.sizes == [1, 1, 2]
 
 
 def test_a_call_waits_for_others_a_small_part_of_the_time_that_it_took():
