@@ -2,9 +2,9 @@
 
 Several processes make the calls and several are the model server, so that the gate is what is measured: the first line is what
 they reach without a gate, and how busy the busiest of either was is shown beside each figure (near 100 % it was the limit, not
-the gate). `writer` is how busy the process was that writes to the store for all, and `writer us` its CPU for a call, its checkpoints
-being part of it. Each count gets a gate and a store of its own; rounds over all counts are repeated, and the best of each is
-shown.
+the gate). `writer` is how busy the process was that writes to the store for all, and `writer us` its CPU for a call,
+checkpoints included. Each count gets a gate and a store of its own; rounds over all counts are repeated, and the best of each
+is shown.
 """
 
 from __future__ import annotations
