@@ -24,7 +24,7 @@ from rollyard.trajectory.trajectory import Trajectory
 CALLS, MODELS = 10, 100  # calls of a rollout; rollouts that are multiplied
 RUN, COPY = "run_000", "c000000"  # what each copy has its own of
 BIG = "run_000"
-TABLES = ("rollouts", "calls", "nodes", "blobs", "verdicts", "attempts", "events", "texts")
+TABLES = ("rollouts", "calls", "blobs", "verdicts", "attempts", "events", "texts")
 COUNTED = {"verdicts": "id", "events": "seq", "texts": "id"}  # columns that the database counts up
 AT_ONCE = 20
 

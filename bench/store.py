@@ -3,7 +3,8 @@
 placing   CPU of `Trajectory.add` per agent turn (30-50 kB bodies, 6.5-11.5k prompt ids), first against twentieth turn, memory
           and stored bytes per turn beside what was received
 commit    CPU per committed chat call (3 nodes, 2 bodies) with 64 callers and with one, beside its floor: the same rows put
-          into SQLite by one executemany in one transaction
+          into SQLite by one executemany in one transaction; the rows alone, 64 to a transaction, beside a journal that takes
+          64 with one write and is put into SQLite later
 claims    CPU per lease handed out and settled, with 16 workers
 export    CPU per row and the growth of memory while a run is written as Parquet; `--full` takes 10,000 rollouts
 
@@ -25,17 +26,17 @@ import uvloop
 
 from bench.figures import note
 from rollyard.core.call import Call, Reply, floats, ids
-from rollyard.core.delta import Delta
 from rollyard.core.lease import Attempt
 from rollyard.core.message import Message, Text, ToolCall, ToolResult, ToolSpec, tools_digest
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
 from rollyard.store import Store
-from rollyard.store.calls import _call_row, _node_row
+from rollyard.store.call_rows import call_row, split_bodies
 from rollyard.store.exports import export
 from rollyard.trajectory.trajectory import Trajectory
 
 TURNS, ROLLOUTS = 20, 32
+JOURNAL = 4096  # calls that a journal holds until they are put into the database
 TOOLS = tuple(ToolSpec(f"tool{n}", "d" * 400, '{"x":"' + "y" * 400 + '"}') for n in range(8))
 SYSTEM = Message("system", (Text("s" * 20_000),))
 
@@ -96,8 +97,9 @@ def placing() -> None:
             added = trajectory.add(call, reply)
             spent[turn] += time.process_time_ns() - start
             received += len(call.raw) + len(reply.raw)
-            stored += sum(b.size if isinstance(b, Delta) else len(b) for b in added.blobs.values())
-            stored += sum(len(_node_row("r", node)[7] or b"") + 4 * len(node.ids or ()) for node in added.nodes)
+            own, shared = split_bodies(added.record, added.blobs)
+            stored += sum(len(value) for value in call_row(added.record, added.nodes, own)[-2:] if value is not None)
+            stored += sum(len(body) for body in shared.values())
         del call, reply, added
     gc.collect()
     turns = ROLLOUTS * TURNS
@@ -144,29 +146,58 @@ async def commits(folder: Path, count: int, callers: int) -> float:
         return (time.process_time() - start) / count * 1e6
 
 
-async def floor(folder: Path, count: int) -> float:
-    """The rows themselves, encoded before the clock starts."""
-    async with Store.open(folder / "floor.db") as store:
-        await store.create_run({}, id="floor")  # the first write makes the tables
-    added = list(chat_calls(count))
-    nodes = [_node_row(a.record.rollout_id, node) for a in added for node in a.nodes]
-    calls = [_call_row(a.record) for a in added]
-    bodies = [(digest, len(body), "raw", body) for a in added for digest, body in a.blobs.items()]
-    raw = sqlite3.connect(folder / "floor.db", isolation_level=None)
+def empty_store(path: Path) -> sqlite3.Connection:
+    async def make() -> None:
+        async with Store.open(path) as store:
+            await store.create_run({}, id="floor")  # the first write makes the tables
+
+    asyncio.run(make())
+    raw = sqlite3.connect(path, isolation_level=None)
     raw.execute("PRAGMA synchronous=NORMAL")
-    start = time.process_time()
-    raw.execute("BEGIN IMMEDIATE")
-    raw.executemany(f"INSERT INTO nodes VALUES ({','.join('?' * 11)})", nodes)
-    raw.executemany(f"INSERT INTO calls VALUES ({','.join('?' * 16)})", calls)
-    raw.executemany("INSERT INTO blobs VALUES (?,?,?,?)", bodies)
-    raw.execute("COMMIT")
-    spent = time.process_time() - start
+    raw.execute("PRAGMA wal_autocheckpoint=0")
+    return raw
+
+
+def bare_rows(path: Path, rows: list[tuple], group: int, journal_group: int = 0) -> float:
+    """CPU per call of the rows alone, `group` to a transaction, checkpoints included; with a journal before them that takes
+    `journal_group` calls with one write."""
+    raw = empty_store(path)
+    packed = [b"".join(bytes(part) for part in row[-3:] if part is not None) for row in rows]
+    insert = f"INSERT INTO calls VALUES ({','.join('?' * len(rows[0]))})"
+    with open(path.with_suffix(".journal"), "wb", buffering=0) as journal:
+        start = time.process_time()
+        for number in range(0, len(rows), group):
+            if journal_group:
+                journal.seek(0)
+                for first in range(number, min(number + group, len(rows)), journal_group):
+                    journal.write(b"".join(packed[first : first + journal_group]))
+            raw.execute("BEGIN IMMEDIATE")
+            raw.executemany(insert, rows[number : number + group])
+            raw.execute("COMMIT")
+            if (number + group) % JOURNAL == 0:
+                raw.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
+        spent = time.process_time() - start
     raw.close()
-    return spent / count * 1e6
+    return spent / len(rows) * 1e6
+
+
+def journal_or_not(folder: Path) -> None:
+    """Whether an append-only journal that is put into the database later would cost less than putting calls there at once."""
+    rows = [call_row(added.record, added.nodes, added.blobs) for added in chat_calls(4 * JOURNAL)]
+    found = [
+        (bare_rows(folder / f"at-once{n}.db", rows, 64), bare_rows(folder / f"journal{n}.db", rows, JOURNAL, 64))
+        for n in range(2)
+    ]
+    at_once, journal = map(min, zip(*found, strict=True))
+    print(
+        f"{at_once:.1f} us of CPU for a call's row, 64 to a transaction; {journal:.1f} us by a journal, {JOURNAL} later"
+    )
 
 
 async def committing(folder: Path) -> None:
-    lowest = await floor(folder, 6400)
+    rows = [call_row(added.record, added.nodes, added.blobs) for added in chat_calls(6400)]
+    lowest = await asyncio.to_thread(bare_rows, folder / "floor.db", rows, len(rows))
+    await asyncio.to_thread(journal_or_not, folder)
     many = await commits(folder, 6400, 64)
     one = await commits(folder, 640, 1)
     note("us of CPU per commit, 64 callers", many)

@@ -199,7 +199,7 @@ async def requests_of(trajectory: Trajectory, log: CallLog | None) -> dict[str, 
     found: dict[str, Mapping[str, Any]] = {}
     for record in trajectory.records:
         if log is not None and record.raw_request:
-            raw = await log.load_blob(record.raw_request)
+            raw = await log.load_blob(record.raw_request, record.rollout_id)
             request = WireRequest(
                 call_id=record.id,
                 rollout_id=record.rollout_id,

@@ -180,7 +180,7 @@ async def raw(store: Store, rollout_id: str, call_id: str) -> bytes:
     parts = [b"record\n", msgspec.json.format(msgspec.json.encode(record), indent=2)]
     for name, digest in (("request", record.raw_request), ("response", record.raw_response)):
         if digest:
-            body = await store.load_blob(digest)
+            body = await store.load_blob(digest, rollout_id)
             try:
                 body = msgspec.json.format(body, indent=2)
             except BAD_JSON:

@@ -1,5 +1,8 @@
-"""Writes gathered into batches: those of one turn of the loop when little happens, those of `GATHER_S` or of their own `gather_s`
-when much does, since a transaction of one costs more than twice as much per call as one of sixteen."""
+"""Writes gathered into batches. When little happens each goes at once, and also when one comes alone after another was answered.
+When several callers write, one waits for others, since a transaction of one costs several times as much as a place in one of
+sixteen: until none has come for `QUIET_S`, at most `GATHER_S`, and one that has `gather_s` at least so long. That no other comes
+says that all callers wait already; a fixed time would be most of what a call takes where they are few.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ from rollyard.store.database import Work
 T = TypeVar("T")
 
 DEADLINE_S = 60.0
-GATHER_S = 0.006  # under load: a few milliseconds of waiting for half the cost
+GATHER_S, QUIET_S = 0.006, 0.001
+SLOW_S = 0.001  # a `gather_s` from which on a write that comes alone waits too: its caller took long anyway
 BUSY_S = 0.02  # batches that follow each other faster than this are load
 
 
@@ -30,7 +34,13 @@ class Batch:
         self.loop = loop
         self.works: list[WaitingWork] = []
         self.timer: asyncio.TimerHandle | None = None
-        self.due = math.inf  # when it is handed in, by the loop's clock
+        self.earliest = self.latest = math.inf  # when it is handed in, by the loop's clock
+        self.newest = 0.0  # when its last work came
+        self.armed = math.inf  # for when the loop looks at it next
+
+    @property
+    def due(self) -> float:
+        return max(self.earliest, min(self.latest, self.newest + QUIET_S))
 
     def resolve(self, results: Sequence[Any]) -> None:
         """In its loop. A result that is an exception is raised for its caller."""
@@ -59,6 +69,7 @@ class Batches:
         self._take = take
         self._gathering: dict[asyncio.AbstractEventLoop, Batch] = {}
         self._handed_at = 0.0
+        self._alone: asyncio.Future[Any] | None = None  # of the last work, where it went by itself
 
     async def write(self, work: Work[T]) -> T:
         loop = asyncio.get_running_loop()
@@ -66,11 +77,15 @@ class Batches:
         batch = self._gathering.get(loop)
         if batch is None:
             batch = self._gathering[loop] = Batch(loop)
-        now = loop.time()
-        due = now + max(GATHER_S, getattr(work, "gather_s", 0.0)) if now - self._handed_at < BUSY_S else now
-        if due < batch.due:
-            batch.due = due
-            loop.call_at(due, self._hand_in, batch)
+        now = batch.newest = loop.time()
+        least = getattr(work, "gather_s", 0.0)
+        if now - self._handed_at < BUSY_S and (least >= SLOW_S or self._alone is None or not self._alone.done()):
+            batch.earliest = min(batch.earliest, now + least)
+            batch.latest = min(batch.latest, now + max(GATHER_S, least))
+        else:
+            batch.earliest = batch.latest = now
+        if batch.due < batch.armed:
+            self._look_again(batch)
         batch.works.append(WaitingWork(work, future))
         return await future
 
@@ -79,9 +94,22 @@ class Batches:
         for batch in list(self._gathering.values()):
             self._hand_in(batch)
 
+    def _look_again(self, batch: Batch) -> None:
+        batch.armed = batch.due
+        batch.loop.call_at(batch.armed, self._look, batch, batch.armed)
+
+    def _look(self, batch: Batch, armed: float) -> None:
+        if armed != batch.armed or self._gathering.get(batch.loop) is not batch:
+            return  # it was handed in, or is looked at earlier
+        if batch.due > armed:  # another work came meanwhile
+            self._look_again(batch)
+        else:
+            self._hand_in(batch)
+
     def _hand_in(self, batch: Batch) -> None:
         if self._gathering.get(batch.loop) is batch:
             del self._gathering[batch.loop]
             self._handed_at = batch.loop.time()
+            self._alone = batch.works[0].future if len(batch.works) == 1 else None
             batch.timer = batch.loop.call_later(DEADLINE_S, batch.expire)
             self._take(batch)

@@ -1,4 +1,4 @@
-"""Bodies under their digest: once each, compressed where that pays, or as a difference from another body."""
+"""Bodies that are shared, under their digest: once each, compressed where that pays."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, select
 
-from rollyard.core.delta import Blob, Delta, apply
+from rollyard.core.delta import Delta, apply
 from rollyard.core.errors import StoreError
 from rollyard.store.database import Put
 from rollyard.store.schema import blobs
@@ -19,27 +19,37 @@ _put = Put(blobs, ("digest", "size", "encoding", "data"), there="keep")
 _pieces = msgspec.msgpack.Decoder(Delta)
 
 
-def put(connection: Connection, bodies: Mapping[bytes, Blob]) -> None:
+def put(connection: Connection, bodies: Mapping[bytes, bytes]) -> None:
     put_rows(connection, encode_blobs(bodies))
 
 
-def encode_blobs(bodies: Mapping[bytes, Blob]) -> list[tuple[Any, ...]]:
-    """Their rows, with bytearrays for what `calls.py` says of them."""
+def encode_blobs(bodies: Mapping[bytes, bytes]) -> list[tuple[Any, ...]]:
+    """Their rows, with bytearrays for what `call_rows.py` says of them."""
     return [(bytearray(digest), *_encode(body)) for digest, body in bodies.items()]
 
 
 def put_rows(connection: Connection, rows: list[tuple[Any, ...]]) -> None:
-    """Of several rows for one body the first counts: a later one may be a difference from what builds on it."""
+    """Of several rows for one body the first counts."""
     _put.rows(connection, rows)
 
 
 def get(connection: Connection, digest: bytes) -> bytes:
-    """A body, whole; the chain of differences behind it is bounded by its writer."""
+    """A body, whole."""
+    body = find(connection, digest)
+    if body is None:
+        raise StoreError(f"no body is kept under {digest.hex()}")
+    return body
+
+
+def find(connection: Connection, digest: bytes) -> bytes | None:
+    """The chain of differences behind it, which stores have whose calls did not keep their own, is bounded by its writer."""
     differences: list[Delta] = []
     at = digest
     try:
         while True:
             row = connection.execute(select(blobs.c.encoding, blobs.c.data).where(blobs.c.digest == at)).first()
+            if row is None and not differences:
+                return None
             if row is None:
                 raise StoreError(f"no body is kept under {at.hex()}")
             if row.encoding != "delta":
@@ -69,9 +79,7 @@ def size(connection: Connection, digest: bytes) -> int:
     return found
 
 
-def _encode(body: Blob) -> tuple[int, str, bytearray]:
-    if isinstance(body, Delta):
-        return body.whole, "delta", bytearray(msgspec.msgpack.encode(body))
+def _encode(body: bytes) -> tuple[int, str, bytearray]:
     if len(body) >= COMPRESS_FROM:
         packed = zlib.compress(body, 1)
         if len(packed) * 10 < len(body) * 9:

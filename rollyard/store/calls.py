@@ -1,51 +1,28 @@
-"""Calls and nodes as rows, and the gate's sessions: the hot path of the store."""
+"""Calls as rows, and the gate's sessions: the hot path of the store."""
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, LargeBinary, func, literal, select, update
 
-from rollyard.core.call import CallRecord, VersionSpan
-from rollyard.core.delta import Blob
+from rollyard.core.call import CallRecord
+from rollyard.core.delta import Blob, Delta, apply
 from rollyard.core.errors import LeaseLost, SessionClosed, StoreError
-from rollyard.core.experts import RoutedExperts
-from rollyard.core.message import Message
 from rollyard.core.node import Node
 from rollyard.core.protocols import SessionRecord
-from rollyard.store import leases
+from rollyard.store import blobs, leases
 from rollyard.store.blobs import encode_blobs, put_rows
+from rollyard.store.call_rows import call_row, decode_record, read_body, read_nodes, split_bodies
 from rollyard.store.database import Put
-from rollyard.store.schema import calls, nodes, sessions
+from rollyard.store.schema import calls, sessions
 
 GATHER_SHARE, MOST_GATHER_S = 0.05, 0.03  # of a call's own time, and in seconds
 LARGE = 128 * 1024  # bytes of bodies
-_CALL_COLUMNS = tuple(column.name for column in calls.columns)
-_NODE_COLUMNS = tuple(column.name for column in nodes.columns)
-_put_calls = Put(calls, _CALL_COLUMNS, there="fail")
-_put_nodes = Put(nodes, _NODE_COLUMNS, there="replace")  # a node whose parent came late is placed anew
+_put_calls = Put(calls, tuple(column.name for column in calls.columns), there="fail")
 _put_sessions = Put(sessions, tuple(column.name for column in sessions.columns), there="replace")
-_encode = msgspec.msgpack.Encoder().encode
-_record = msgspec.msgpack.Decoder(CallRecord)
-_message = msgspec.msgpack.Decoder(Message)
-
-
-class NodeRest(msgspec.Struct, frozen=True, array_like=True):
-    """What few nodes have. Rows of older versions end before the last."""
-
-    inserted: tuple[tuple[int, int], ...] = ()
-    spans: tuple[VersionSpan, ...] = ()
-    trainable: bool = True
-    texts: tuple[str, ...] = ()
-    experts: RoutedExperts | None = None
-
-
-_PLAIN = NodeRest()
-_rest = msgspec.msgpack.Decoder(NodeRest)
 _CLOSED = (
     "SELECT rollout_id FROM sessions WHERE closed_at IS NOT NULL AND rollout_id IN (SELECT value FROM json_each(?))"
 )
@@ -54,8 +31,7 @@ _closed_at = select(sessions.c.rollout_id, sessions.c.closed_at)
 
 class CallRows(NamedTuple):
     call: tuple[Any, ...]
-    nodes: list[tuple[Any, ...]]
-    blobs: list[tuple[Any, ...]]
+    shared: list[tuple[Any, ...]]  # bodies
 
 
 class CommitCall:
@@ -80,8 +56,8 @@ class CommitCall:
     def prepare(self) -> CallRows:
         """Packed and encoded, once."""
         if self._rows is None:
-            nodes = [_node_row(self.record.rollout_id, node) for node in self._nodes]
-            self._rows = CallRows(_call_row(self.record), nodes, encode_blobs(self._blobs))
+            own, shared = split_bodies(self.record, self._blobs)
+            self._rows = CallRows(call_row(self.record, self._nodes, own), encode_blobs(shared) if shared else [])
         return self._rows
 
     @property
@@ -109,8 +85,7 @@ class SentCall(NamedTuple):
     """A `CommitCall` as it reaches the process that writes."""
 
     call: tuple[Any, ...]
-    nodes: list[tuple[Any, ...]]
-    blobs: list[tuple[Any, ...]]
+    shared: list[tuple[Any, ...]]
     repeated: bool
 
     def __call__(self, connection: Connection) -> None:
@@ -132,8 +107,7 @@ def commit_rows(connection: Connection, new: Sequence[CallRows | SentCall]) -> l
     sessions are refused, each with its own error."""
     closed = _find_closed(connection, {rows.call[0] for rows in new})
     kept = [rows for rows in new if rows.call[0] not in closed] if closed else new
-    put_rows(connection, [row for rows in kept for row in rows.blobs])
-    _put_nodes.rows(connection, [row for rows in kept for row in rows.nodes])
+    put_rows(connection, [row for rows in kept for row in rows.shared])
     _put_calls.rows(connection, [rows.call for rows in kept])
     if not closed:
         return [None] * len(new)
@@ -152,13 +126,45 @@ def _refusal(rollout_id: str) -> SessionClosed:
 
 
 def load(connection: Connection, rollout_id: str) -> tuple[list[CallRecord], list[Node]]:
-    found = connection.execute(select(calls.c.record).where(calls.c.rollout_id == rollout_id).order_by(calls.c.seq))
-    rows = connection.execute(select(nodes).where(nodes.c.rollout_id == rollout_id).order_by(nodes.c.id))
-    messages: dict[int, Message] = {}
+    found = select(calls.c.record, calls.c.nodes).where(calls.c.rollout_id == rollout_id).order_by(calls.c.seq)
+    rows = connection.execute(found).all()
     try:
-        return [_record.decode(row.record) for row in found], [_node(row, messages) for row in rows]
+        return [decode_record(row.record) for row in rows], read_nodes(row.nodes for row in rows)
     except (msgspec.MsgspecError, KeyError) as error:
         raise StoreError(f"the calls of rollout {rollout_id} are damaged: {error}") from error
+
+
+def load_body(connection: Connection, digest: bytes, rollout_id: str) -> bytes:
+    """One that calls of this rollout name, whole; the chain of differences behind it is bounded by its writer."""
+    differences: list[Delta] = []
+    at = digest
+    while (whole := blobs.find(connection, at)) is None:
+        body = _find_own(connection, at, rollout_id)
+        if body is None:
+            raise StoreError(f"no body of rollout {rollout_id} is kept under {at.hex()}")
+        if not isinstance(body, Delta):
+            whole = body
+            break
+        differences.append(body)
+        at = body.base
+    for delta in reversed(differences):
+        whole = apply(delta, whole)
+    return whole
+
+
+def _find_own(connection: Connection, digest: bytes, rollout_id: str) -> Blob | None:
+    """As the first call that brought it has it: a later one may be a difference from what builds on it."""
+    sought = literal(digest, LargeBinary)
+    if connection.dialect.name == "sqlite":
+        holds = func.instr(calls.c.bodies, sought) > 0
+    else:
+        holds = func.position(sought.op("IN")(calls.c.bodies)) > 0
+    query = select(calls.c.bodies).where(calls.c.rollout_id == rollout_id, holds).order_by(calls.c.seq)
+    try:
+        bodies = (read_body(packed, digest) for packed in connection.execute(query).scalars())
+        return next((body for body in bodies if body is not None), None)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"the bodies of rollout {rollout_id} are damaged: {error}") from error
 
 
 def save_session(connection: Connection, session: SessionRecord) -> None:
@@ -204,85 +210,3 @@ def _find_closed(connection: Connection, rollout_ids: set[str]) -> set[str]:
         return {row[0] for row in driver.execute(_CLOSED, (msgspec.json.encode(list(rollout_ids)).decode(),))}
     found = connection.execute(_closed_at.where(sessions.c.rollout_id.in_(rollout_ids)).with_for_update(read=True))
     return {row.rollout_id for row in found if row.closed_at is not None}  # the others stay open until these are kept
-
-
-# Rows hold bytearrays: the driver looks for an adapter of every `bytes` and `bool`, and finding none costs more than the copy.
-
-
-def _call_row(record: CallRecord) -> tuple[Any, ...]:
-    return (
-        record.rollout_id,
-        record.seq,
-        record.id,
-        record.kind,
-        record.edge,
-        record.parent_call_id,
-        record.break_reason,
-        record.model_served or record.model_requested,
-        record.capture,
-        record.finish,
-        record.error.replace("\0", "\ufffd") if record.error else record.error,
-        record.usage.prompt_tokens,
-        record.usage.completion_tokens,
-        record.received_at,
-        record.finished_at,
-        bytearray(_encode(record)),
-    )
-
-
-def _node_row(rollout_id: str, node: Node) -> tuple[Any, ...]:
-    plain = node.trainable and node.experts is None and not (node.inserted or node.spans or node.texts)
-    return (
-        rollout_id,
-        node.id,
-        node.parent,
-        node.call_id,
-        node.message.role,
-        int(node.sampled),
-        node.same_as,
-        bytearray(_encode(node.message)) if node.same_as is None else None,
-        _pack(node.ids),
-        _pack(node.logprobs),
-        None
-        if plain
-        else bytearray(_encode(NodeRest(node.inserted, node.spans, node.trainable, node.texts, node.experts))),
-    )
-
-
-def _node(row: Any, messages: dict[int, Message]) -> Node:
-    message = messages[row.same_as] if row.same_as is not None else _message.decode(row.message)
-    messages[row.id] = message
-    rest = _PLAIN if row.rest is None else _rest.decode(row.rest)
-    return Node(
-        id=row.id,
-        parent=row.parent,
-        message=message,
-        sampled=row.sampled,
-        call_id=row.call_id,
-        ids=_unpack("i", row.ids),
-        logprobs=_unpack("d", row.logprobs),
-        inserted=rest.inserted,
-        spans=rest.spans,
-        texts=rest.texts,
-        trainable=rest.trainable,
-        experts=rest.experts,
-        same_as=row.same_as,
-    )
-
-
-def _pack(values: array[Any] | None) -> bytearray | None:
-    if values is None:
-        return None
-    if sys.byteorder == "big":
-        values = array(values.typecode, values)
-        values.byteswap()
-    return bytearray(values)
-
-
-def _unpack(typecode: str, packed: bytes | None) -> array[Any] | None:
-    if packed is None:
-        return None
-    values = array(typecode, bytes(packed))
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values

@@ -95,7 +95,7 @@ async def _evidence(store: Store, trajectory: Trajectory, numbers: Counter[str])
             if not digest:
                 continue
             try:
-                body = await store.load_blob(digest)
+                body = await store.load_blob(digest, record.rollout_id)
             except StoreError as error:
                 yield LawViolation("every body is kept", trajectory.rollout_id, f"call {record.id}", str(error))
                 continue

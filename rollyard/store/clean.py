@@ -14,7 +14,6 @@ from rollyard.store.schema import (
     attempts,
     calls,
     events,
-    nodes,
     notes,
     pauses,
     rollouts,
@@ -24,7 +23,7 @@ from rollyard.store.schema import (
     verdicts,
 )
 
-_OF_ROLLOUTS = (calls, nodes, verdicts, artifacts, notes, texts, events, sessions)
+_OF_ROLLOUTS = (calls, verdicts, artifacts, notes, texts, events, sessions)
 _SHOWN = 5
 _NEWEST = 200  # runs whose names are held against one that is not there
 

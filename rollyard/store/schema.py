@@ -1,6 +1,6 @@
 """The tables, once, for SQLite and PostgreSQL. Migrations lead here; a test compares the two.
 
-Hot rows (calls, nodes) hold their value as msgpack beside the columns people filter by; the rest is JSON text, so that a
+A call's row, the hot one, holds its values as msgpack beside the columns people filter by; the rest is JSON text, so that a
 shell with `sqlite3` is enough to look around. Token ids and logprobs are packed arrays, little-endian.
 """
 
@@ -23,7 +23,7 @@ from sqlalchemy import (
     event,
 )
 
-HEAD = "0013"  # the newest migration
+HEAD = "0014"  # the newest migration
 
 metadata = MetaData()
 
@@ -62,28 +62,12 @@ calls = Table(
     Column("received_at", Float, nullable=False),
     Column("finished_at", Float),
     Column("record", LargeBinary, nullable=False),
-)
-
-nodes = Table(
-    "nodes",
-    metadata,
-    Column("rollout_id", String, primary_key=True),
-    Column("id", Integer, primary_key=True, autoincrement=False),
-    Column("parent", Integer),
-    Column("call_id", String),
-    Column("role", String, nullable=False),
-    Column("sampled", Boolean, nullable=False),
-    Column("same_as", Integer),  # the message is that node's
-    Column("message", LargeBinary),
-    Column("ids", LargeBinary),
-    Column("logprobs", LargeBinary),
-    Column(
-        "rest", LargeBinary
-    ),  # inserted ranges, version spans, trainable, token texts, routed experts; NULL when plain
+    Column("nodes", LargeBinary),  # that it added, or placed anew
+    Column("bodies", LargeBinary),  # that are its own
 )
 
 blobs = Table(
-    "blobs",
+    "blobs",  # bodies that are shared, and all of stores that were made before calls had their own
     metadata,
     Column("digest", LargeBinary, primary_key=True),
     Column("size", BigInteger, nullable=False),  # of the whole body

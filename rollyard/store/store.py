@@ -100,7 +100,7 @@ class Store(Records):
     session = reads(_calls.session)
     sessions = reads(_calls.all_sessions)
     load_calls = reads(_calls.load)
-    load_blob = reads(_blobs.get)
+    load_blob = reads(_calls.load_body)
 
     async def trajectory(self, rollout_id: str) -> Trajectory:
         """The graph of a rollout's calls, as it was when the last of them was committed."""
@@ -275,7 +275,7 @@ class Store(Records):
         return digest.hex()
 
     async def get_blob(self, digest: str) -> bytes:
-        return await self.load_blob(bytes.fromhex(digest))
+        return await self.database.read(partial(_blobs.get, digest=bytes.fromhex(digest)))
 
     async def missing_blobs(self, digests: Sequence[str]) -> set[str]:
         """Those of the bodies that are not kept here."""

@@ -18,6 +18,7 @@ from sqlalchemy import Column, Connection, Table, delete, func, select, text, tu
 
 from rollyard.core.delta import Delta
 from rollyard.core.errors import StoreError
+from rollyard.store.call_rows import find_bases
 from rollyard.store.database import Database, StoreOperation
 from rollyard.store.schema import artifacts, attempts, blobs, calls, events, rollouts, sessions, verdicts
 
@@ -107,6 +108,8 @@ async def _references(database: Database) -> AsyncGenerator[list[bytes]]:
             yield gathered
             gathered = []
     yield gathered
+    async for rows in _stream(database, calls, calls.c.bodies):
+        yield [base for packed in rows if packed is not None for base in find_bases(packed)]
 
 
 async def _stream(database: Database, table: Table, column: Column[Any]) -> AsyncGenerator[list[Any]]:

@@ -78,8 +78,8 @@ async def bodies(log: CallLog) -> None:
     await commit_all(log, added)
     check(any(isinstance(blob, Delta) for one, _ in added for blob in one.blobs.values()), "nothing was a difference")
     for one, call in added:
-        check(await log.load_blob(one.record.raw_request) == call.raw, f"the body of {call.id} differs")
-    tools = await log.load_blob(added[0][0].record.tools_digest)
+        check(await log.load_blob(one.record.raw_request, "r1") == call.raw, f"the body of {call.id} differs")
+    tools = await log.load_blob(added[0][0].record.tools_digest, "r1")
     check(msgspec.msgpack.decode(tools, type=tuple[ToolSpec, ...]) == _TOOLS, "the tools differ")
 
 
@@ -90,7 +90,8 @@ async def shares(log: CallLog) -> None:
     for name in ("r1", "r2"):
         _, ((one, _),) = conversation(name, 1)
         await log.commit(one.record, one.nodes, {**one.blobs, digest: body})
-    check(await log.load_blob(digest) == body, "the body differs")
+    for name in ("r1", "r2"):
+        check(await log.load_blob(digest, name) == body, "the body differs")
 
 
 @case("L4", "takes calls of many rollouts at once")
@@ -137,7 +138,7 @@ async def sessions(log: CallLog) -> None:
 @case("L8", "says that a body is missing")
 async def missing(log: CallLog) -> None:
     try:
-        await log.load_blob(b"nothing")
+        await log.load_blob(b"nothing", "r1")
     except StoreError:
         return
     raise AssertionError("a body that was never kept was found")

@@ -81,13 +81,13 @@ class MemoryLog:
         records = [r for r in self.records if r.rollout_id == rollout_id]
         return records, [n for (owner, _), n in sorted(self.nodes.items()) if owner == rollout_id]
 
-    async def load_blob(self, digest):
+    async def load_blob(self, digest, rollout_id):
         blob = self.blobs[digest]
         if isinstance(blob, bytes):
             return blob
         from rollyard.core.delta import apply
 
-        return apply(blob, await self.load_blob(blob.base))
+        return apply(blob, await self.load_blob(blob.base, rollout_id))
 
 
 @asynccontextmanager

@@ -6,15 +6,17 @@ import hashlib
 import msgspec
 import pytest
 from msgspec.structs import replace
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select
 
 from rollyard.core.call import Reply, ids
 from rollyard.core.delta import Delta
 from rollyard.core.errors import ConfigError, SessionClosed
 from rollyard.core.message import Message, Text
 from rollyard.core.protocols import SessionRecord
-from rollyard.store import Store
+from rollyard.store import Store, batches
+from rollyard.store.batches import Batch, Batches
 from rollyard.store.calls import CommitCall
+from rollyard.store.schema import calls
 from rollyard.testing.call_log import cases, commit_all, conversation
 from rollyard.testing.pytest_adapter import conformance, hold
 from rollyard.testing.suite import run_case
@@ -35,9 +37,9 @@ async def test_a_message_that_comes_again_in_another_sequence_is_kept_once(store
     )
     assert len(forked.nodes) == 9
     await commit_all(store, [*added, (forked, again)])
-    query = text("SELECT count(*), count(message) FROM nodes")
-    rows, messages = await store.database.read(lambda connection: connection.execute(query).one())
-    assert (rows, messages) == (9 + 9, 9 + 1)
+    packed = await store.database.read(lambda connection: connection.execute(select(calls.c.nodes)).scalars().all())
+    kept = [node for nodes in packed for node in msgspec.msgpack.decode(nodes)]
+    assert len(kept) == 9 + 9 and sum(node[5] is not None for node in kept) == 9 + 1  # messages
     assert (await store.trajectory("r1")).nodes == t.nodes
 
 
@@ -53,15 +55,16 @@ async def test_calls_that_are_kept_together_are_refused_one_by_one(store):
     assert [len((await store.load_calls(name))[0]) for name in told] == [1, 0, 1]
 
 
-async def test_a_body_that_two_calls_of_one_group_bring_is_kept_as_the_first_brought_it(tmp_path):
-    """The second may be a difference from what builds on the first: kept instead, neither could be read."""
+async def test_a_body_that_two_calls_bring_is_read_as_the_first_brought_it(tmp_path):
+    """The second may be a difference from what builds on the first: read instead, neither could be."""
     a, b = (hashlib.sha256(body).digest() for body in (b"a" * 100, b"b" * 100))
-    records = [replace(conversation(f"r{n}", 1)[1][0][0].record, id=f"call{n}") for n in range(3)]
+    record = conversation("r", 1)[1][0][0].record
+    records = [replace(record, id=f"call{n}", seq=n, raw_request=digest) for n, digest in enumerate((a, b, a))]
     brought = [{a: b"a" * 100}, {b: Delta(a, (b"b" * 100,))}, {a: Delta(b, (b"a" * 100,))}]
     async with Store.open(tmp_path / "runs.db") as store:
         await asyncio.gather(*(store.commit(record, (), blobs) for record, blobs in zip(records, brought, strict=True)))
         async with asyncio.timeout(30):
-            assert [await store.load_blob(digest) for digest in (a, b)] == [b"a" * 100, b"b" * 100]
+            assert [await store.load_blob(digest, "r") for digest in (a, b)] == [b"a" * 100, b"b" * 100]
 
 
 class _Patient:
@@ -83,6 +86,74 @@ async def test_a_write_that_may_wait_is_taken_along_by_one_that_may_not(tmp_path
             await store.put_blob(b"before")
             await asyncio.gather(store.database.write(work), store.put_blob(b"%d" % number))
     assert all(work.done for work in works)
+
+
+class _Taken:
+    """What gathers, and the batches that it handed in; each is answered when the test says so."""
+
+    def __init__(self) -> None:
+        self.batches = Batches(self._take)
+        self.sizes: list[int] = []
+        self.waiting: list[Batch] = []
+
+    def _take(self, batch: Batch) -> None:
+        self.sizes.append(len(batch.works))
+        self.waiting.append(batch)
+
+    async def answer(self) -> None:
+        while not self.waiting:
+            await asyncio.sleep(0.001)
+        batch = self.waiting.pop()
+        batch.resolve([None] * len(batch.works))
+
+    async def write(self, count: int) -> None:
+        """Together, and answered."""
+        writes = asyncio.gather(*(self.batches.write(_Patient.__call__) for _ in range(count)))
+        await self.answer()
+        await writes
+
+
+async def test_one_caller_after_the_other_waits_for_nobody(monkeypatch):
+    monkeypatch.setattr(batches, "QUIET_S", 3600.0)
+    monkeypatch.setattr(batches, "GATHER_S", 3600.0)
+    monkeypatch.setattr(batches, "BUSY_S", 3600.0)
+    taken = _Taken()
+    async with asyncio.timeout(60):
+        for _ in range(50):
+            await taken.write(1)
+    assert taken.sizes == [1] * 50
+
+
+@pytest.mark.parametrize("endless", ["GATHER_S", "QUIET_S"])
+async def test_callers_that_write_at_once_are_gathered_until_none_comes_or_for_some_milliseconds(monkeypatch, endless):
+    monkeypatch.setattr(batches, endless, 3600.0)
+    monkeypatch.setattr(batches, "BUSY_S", 3600.0)
+    taken = _Taken()
+    async with asyncio.timeout(60):
+        await taken.write(2)
+        for _ in range(20):
+            await taken.write(8)
+    assert taken.sizes == [2] + [8] * 20
+
+
+async def test_what_comes_before_another_is_answered_waits_for_more(monkeypatch):
+    """It would go alone for ever, each time before the next."""
+    monkeypatch.setattr(batches, "QUIET_S", 0.5)
+    monkeypatch.setattr(batches, "GATHER_S", 0.5)
+    monkeypatch.setattr(batches, "BUSY_S", 3600.0)
+    taken = _Taken()
+    async with asyncio.timeout(60):
+        await taken.write(1)
+        first = asyncio.ensure_future(taken.batches.write(_Patient.__call__))
+        while not taken.waiting:
+            await asyncio.sleep(0.001)
+        second = asyncio.ensure_future(taken.batches.write(_Patient.__call__))
+        await asyncio.sleep(0)
+        third = asyncio.ensure_future(taken.batches.write(_Patient.__call__))
+        await taken.answer()
+        await taken.answer()
+        await asyncio.gather(first, second, third)
+    assert taken.sizes == [1, 1, 2]
 
 
 def test_a_call_waits_for_others_a_small_part_of_the_time_that_it_took():

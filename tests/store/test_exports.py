@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 import zipfile
+from array import array
 from pathlib import Path
 
+import msgspec
 import pytest
+from sqlalchemy import select, update
 
 from rollyard.core.cache import cache_home, make_once
 from rollyard.core.errors import ConfigError, StoreError
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
-from rollyard.store import Store
+from rollyard.store import Store, schema
 from rollyard.store.check import check_run
 from rollyard.store.exports import export
 from rollyard.trajectory.samples import samples
@@ -125,7 +128,7 @@ async def test_an_export_that_fails_leaves_no_file(store, tmp_path):
     with pytest.raises(StoreError):
         await export(store, "run9", tmp_path / "out.jsonl")
     await store.database.write(
-        lambda c: c.exec_driver_sql("UPDATE nodes SET message = X'00' WHERE message IS NOT NULL AND rollout_id = 'r1'")
+        lambda c: c.exec_driver_sql("UPDATE calls SET nodes = X'00' WHERE nodes IS NOT NULL AND rollout_id = 'r1'")
     )
     with pytest.raises(StoreError, match="damaged"):
         await export(store, "run1", tmp_path / "out.parquet")
@@ -223,10 +226,14 @@ async def test_a_changed_token_or_body_is_found(store):
     await keep(store, "r1")
 
     def damage(connection):
-        connection.exec_driver_sql("UPDATE nodes SET ids = X'09000000' WHERE sampled AND id = 1 AND rollout_id = 'r1'")
-        connection.exec_driver_sql(
-            "UPDATE blobs SET data = X'78' WHERE digest IN (SELECT digest FROM blobs WHERE encoding = 'raw' AND size > 1500)"
-        )
+        of_first = (schema.calls.c.rollout_id == "r1") & (schema.calls.c.seq == 0)
+        packed = connection.execute(select(schema.calls.c.nodes, schema.calls.c.bodies).where(of_first)).one()
+        nodes, bodies = map(msgspec.msgpack.decode, packed)
+        (answer,) = [node for node in nodes if node[3]]
+        answer[6] = array("i", [9]).tobytes()  # its ids
+        bodies[0][1] = b"x"
+        changed = {"nodes": msgspec.msgpack.encode(nodes), "bodies": msgspec.msgpack.encode(bodies)}
+        connection.execute(update(schema.calls).where(of_first).values(**changed))
 
     await store.database.write(damage)
     laws = {finding.law for finding in (await check_run(store, "run1")).findings}

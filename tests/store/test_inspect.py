@@ -62,7 +62,7 @@ async def test_a_log_that_could_not_be_finished_leaves_no_file(tmp_path):
         await store.create_run({}, id="run1")
         await keep(store, "r1")
         await store.database.write(
-            lambda c: c.exec_driver_sql("UPDATE nodes SET message = X'00' WHERE message IS NOT NULL")
+            lambda c: c.exec_driver_sql("UPDATE calls SET nodes = X'00' WHERE nodes IS NOT NULL")
         )
         with pytest.raises(StoreError, match="damaged"):
             await export(store, "run1", tmp_path / "out.eval")

@@ -24,7 +24,7 @@ SMALL, LARGE = (
 # By start of the process: its transaction in which it is killed. The first of rollouts, the next of them, the one that finds
 # none left, that of the run, that of bodies, and that of bodies once more.
 KILLED_IN = (1, 2, 2, 2, 3, 1)
-TABLES = ("calls", "nodes", "verdicts", "artifacts", "texts")
+TABLES = ("calls", "verdicts", "artifacts", "texts")
 
 
 async def fill(where):

@@ -1,5 +1,8 @@
 """A database that went through every migration has the schema of a new one."""
 
+import asyncio
+
+import msgspec
 import pytest
 from sqlalchemy import inspect, text
 
@@ -8,8 +11,21 @@ from rollyard.store import Store
 from rollyard.store.migrate import upgrade
 from rollyard.store.schema import HEAD, WORDS, metadata
 from rollyard.store.store import open_database
+from rollyard.testing.call_log import commit_all, conversation
 
 pytestmark = pytest.mark.anyio
+
+
+def two_tables(connection):
+    """The statements that undo 0014."""
+    kind = "BLOB" if connection.dialect.name == "sqlite" else "BYTEA"
+    return [
+        "CREATE TABLE nodes (rollout_id VARCHAR NOT NULL, id INTEGER NOT NULL, parent INTEGER, call_id VARCHAR, "
+        f"role VARCHAR NOT NULL, sampled BOOLEAN NOT NULL, same_as INTEGER, message {kind}, ids {kind}, logprobs {kind}, "
+        f"rest {kind}, PRIMARY KEY (rollout_id, id))",
+        "ALTER TABLE calls DROP COLUMN nodes",
+        "ALTER TABLE calls DROP COLUMN bodies",
+    ]
 
 
 def described(connection):
@@ -66,6 +82,7 @@ async def test_calls_of_an_older_database_are_kept(tmp_path):
             "DROP TABLE calls",
             f"{made} WITHOUT ROWID",
             f"INSERT INTO calls ({columns}) VALUES {', '.join(rows)}",
+            *two_tables(connection),
             "ALTER TABLE attempts DROP COLUMN image",
             "ALTER TABLE attempts DROP COLUMN gpus",
             "DROP INDEX texts_kept",
@@ -79,6 +96,43 @@ async def test_calls_of_an_older_database_are_kept(tmp_path):
         assert not await store.database.read(lambda connection: _is_clustered(connection, "calls"))
         kept = await store.database.read(lambda c: c.execute(text(f"SELECT {columns} FROM calls ORDER BY seq")).all())
     assert [row.id for row in kept] == ["c0", "c1"] and kept[0].record == b"\x80"
+
+
+def split_rows(connection, rollouts):
+    """What 0013 kept of calls: a row for each node, and all bodies by their digest."""
+    packed, encode = msgspec.msgpack.decode, msgspec.msgpack.encode
+    put_node = text(
+        "INSERT INTO nodes VALUES (:r, :id, :parent, :call, :role, :sampled, :same, :message, :ids, :lp, :rest)"
+    )
+    put_body = text("INSERT INTO blobs VALUES (:digest, :size, :encoding, :data) ON CONFLICT DO NOTHING")
+    rows = connection.execute(text("SELECT rollout_id, nodes, bodies FROM calls ORDER BY rollout_id, seq")).all()
+    for statement in (*two_tables(connection), "UPDATE alembic_version SET version_num = '0013'"):
+        connection.execute(text(statement))
+    for rollout_id, nodes, bodies in rows:
+        assert rollout_id in rollouts
+        for id, parent, call, sampled, same, message, ids, logprobs, rest in packed(nodes):
+            values = {"r": rollout_id, "id": id, "parent": parent, "call": call, "sampled": sampled, "same": same}
+            values |= {"role": "x", "message": message and encode(message), "ids": ids, "lp": logprobs}
+            connection.execute(put_node, values | {"rest": rest and encode(rest)})
+        for digest, data in packed(bodies):
+            whole = isinstance(data, bytes)
+            row = {"digest": digest, "encoding": "raw" if whole else "delta", "data": data if whole else encode(data)}
+            connection.execute(put_body, row | {"size": 1})
+
+
+async def test_rollouts_whose_nodes_and_bodies_had_tables_of_their_own_are_read_and_go_on(store_url):
+    talks = {name: conversation(name, 9, pad=5000) for name in (f"r{n}" for n in range(50))}
+    async with Store.open(store_url) as store:
+        await asyncio.gather(*(commit_all(store, added[:6]) for _, added in talks.values()))
+        await store.database.prepare(lambda connection: split_rows(connection, talks))
+    async with Store.open(store_url) as store:
+        await asyncio.gather(*(commit_all(store, added[6:]) for _, added in talks.values()))
+        for name, (trajectory, added) in talks.items():
+            again = await store.trajectory(name)
+            assert (again.nodes, again.records) == (trajectory.nodes, trajectory.records)
+            assert [await store.load_blob(one.record.raw_request, name) for one, _ in added] == [
+                c.raw for _, c in added
+            ]
 
 
 async def test_opening_twice_keeps_everything(store_url):
@@ -126,7 +180,7 @@ async def test_rollouts_of_an_older_database_are_listed_with_what_their_bodies_s
     async with Store.open(store_url) as store:
         await store.commit_rollout(old)
         gone = [*undo, f"DROP TABLE {WORDS}"] if store.database.kind == "sqlite" else undo
-        await store.database.prepare(lambda c: [c.execute(text(statement)) for statement in gone])
+        await store.database.prepare(lambda c: [c.execute(text(statement)) for statement in [*gone, *two_tables(c)]])
     async with Store.open(store_url) as store:
         (line,) = await store.lines("r")
     assert (line.policy, line.cause, line.prompt_tokens, line.completion_tokens) == ("small", "AgentGone", 7, 3)

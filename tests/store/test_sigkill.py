@@ -82,4 +82,4 @@ async def test_no_acknowledged_commit_is_lost(tmp_path):
             records, nodes = await store.load_calls(rollout_id)
             assert seqs <= {record.seq for record in records}
             assert {record.leaf for record in records} <= {node.id for node in nodes}
-            assert await store.load_blob(records[-1].raw_request)
+            assert await store.load_blob(records[-1].raw_request, rollout_id)

@@ -119,5 +119,5 @@ async def test_prune_removes_finished_runs_that_are_old_with_all_that_is_theirs(
 
 
 def _count_rollouts(connection):
-    tables = ("calls", "nodes", "verdicts", "artifacts", "sessions", "texts", "events")
+    tables = ("calls", "verdicts", "artifacts", "sessions", "texts", "events")
     return {t: set(connection.execute(text(f"SELECT rollout_id FROM {t}")).scalars()) for t in tables}  # noqa: S608

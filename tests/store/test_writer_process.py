@@ -268,7 +268,7 @@ async def test_what_takes_long_to_encode_does_not_stop_the_loop(tmp_path):
         body = b"0123456789" * 200_000
         record, nodes, _ = a_call(Trajectory("r"), 0)
         await store.commit(record, nodes, {b"d" * 32: body})
-        assert await store.load_blob(b"d" * 32) == body
+        assert await store.load_blob(b"d" * 32, "r") == body
 
 
 async def test_without_a_program_around_it_a_link_fails_at_once(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rollyard.core.branch_point import BranchPoint
+from rollyard.core.call import CallRecord
 from rollyard.core.errors import StoreError
 from rollyard.core.rollout import Rollout
 from rollyard.policy.prefix import RecordedPrefix, ResumedPrefix, calls_before, find_at, open_prefix, read_answer
@@ -20,12 +21,12 @@ async def load_prefix(
         if not point.is_behind:
             wanted.append(find_at(recorded, point.call))
         for record in wanted:
-            bodies[record.id] = await _load_body(store, record.raw_request)
+            bodies[record.id] = await _load_body(store, record)
     return open_prefix(recorded, point, bodies, None if said is None else read_answer(said), resumed=resumed)
 
 
-async def _load_body(store: Store, digest: bytes) -> bytes:
+async def _load_body(store: Store, record: CallRecord) -> bytes:
     try:
-        return await store.load_blob(digest) if digest else b""
+        return await store.load_blob(record.raw_request, record.rollout_id) if record.raw_request else b""
     except StoreError:  # bodies may be cleaned away; the trajectory has the messages
         return b""

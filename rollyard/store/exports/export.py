@@ -204,6 +204,6 @@ async def _give_tools(store: Store, rollout: Rollout, writer: AtifDocuments | Ha
 async def tools_named(store: Store, digest: bytes) -> tuple[ToolSpec, ...]:
     """The tools that a call offered to the model."""
     try:
-        return _tools.decode(await store.load_blob(digest)) if digest else ()
+        return _tools.decode(await store.get_blob(digest.hex())) if digest else ()
     except StoreError:
         return ()  # a call without tools names a list that was never kept
