@@ -34,13 +34,16 @@ _record = msgspec.msgpack.Decoder(CallRecord)
 _message = msgspec.msgpack.Decoder(Message)
 
 
+_NO_TEXTS = msgspec.Raw(b"\x90")  # a list of none
+
+
 class NodeRest(msgspec.Struct, frozen=True, array_like=True):
     """What few nodes have. Rows of older versions end before the last."""
 
     inserted: tuple[tuple[int, int], ...] = ()
     spans: tuple[VersionSpan, ...] = ()
     trainable: bool = True
-    texts: tuple[str, ...] = ()
+    texts: msgspec.Raw = _NO_TEXTS
     experts: RoutedExperts | None = None
 
 
@@ -231,7 +234,7 @@ def _call_row(record: CallRecord) -> tuple[Any, ...]:
 
 
 def _node_row(rollout_id: str, node: Node) -> tuple[Any, ...]:
-    plain = node.trainable and node.experts is None and not (node.inserted or node.spans or node.texts)
+    plain = node.trainable and node.experts is None and not (node.inserted or node.spans or node.packed_texts)
     return (
         rollout_id,
         node.id,
@@ -243,10 +246,13 @@ def _node_row(rollout_id: str, node: Node) -> tuple[Any, ...]:
         bytearray(_encode(node.message)) if node.same_as is None else None,
         _pack(node.ids),
         _pack(node.logprobs),
-        None
-        if plain
-        else bytearray(_encode(NodeRest(node.inserted, node.spans, node.trainable, node.texts, node.experts))),
+        None if plain else bytearray(_encode(_rest_of(node))),
     )
+
+
+def _rest_of(node: Node) -> NodeRest:
+    texts = msgspec.Raw(node.packed_texts) if node.packed_texts else _NO_TEXTS
+    return NodeRest(node.inserted, node.spans, node.trainable, texts, node.experts)
 
 
 def _node(row: Any, messages: dict[int, Message]) -> Node:
@@ -263,7 +269,7 @@ def _node(row: Any, messages: dict[int, Message]) -> Node:
         logprobs=_unpack("d", row.logprobs),
         inserted=rest.inserted,
         spans=rest.spans,
-        texts=rest.texts,
+        packed_texts=b"" if rest.texts == _NO_TEXTS else bytes(rest.texts),
         trainable=rest.trainable,
         experts=rest.experts,
         same_as=row.same_as,
