@@ -37,9 +37,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     message begins; the ones before it then hold none. `logprobs` has one entry per sampled token. `inserted` are ranges of
     `ids` that no model sampled and no agent sent (a bridge's turn close). `packed_texts` are the sampled tokens as text, where
     the policy gave them, made by `pack_texts`: hundreds of small strings for each answer would be most of what a trajectory
-    takes, and most of what the garbage collector looks at. `experts` are those that each of the `ids` was predicted through (computed from the token before it), so a
-    sequence's first token has none. `same_as` names an earlier node of the rollout with the equal message, so that a store
-    keeps it once."""
+    takes, and most of what the garbage collector looks at. `experts` are those that each of the `ids` was predicted through
+    (computed from the token before it), so a sequence's first token has none. `same_as` names an earlier node of the rollout
+    with the equal message, so that a store keeps it once."""
 
     id: int
     parent: int | None
