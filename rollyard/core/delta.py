@@ -8,11 +8,14 @@ input.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 ANCHORS = (b'"prompt_token_ids":', b'"messages":', b'"input":', b'"contents":', b'"tools":')
 LEAST_COPY = 32  # a shorter copy costs more to describe than to repeat
 LEAST_CUT = 4096  # a shorter middle is kept as it is
+_LAST = 256  # bytes in which a bisection would cost more than arithmetic
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
@@ -36,28 +39,35 @@ Blob = bytes | Delta
 
 
 def common_prefix(a: bytes, b: bytes) -> int:
-    """How many leading bytes are equal: a bisection. Each step compares memory; nothing is copied."""
+    """How many leading bytes are equal: a bisection down to `_LAST` bytes, which are compared as numbers. Each step compares
+    memory; nothing long is copied."""
     low, high = 0, min(len(a), len(b))  # equal up to low, and not beyond high
     view = memoryview(b)
-    while low < high:
-        middle = (low + high + 1) // 2
+    while high - low > _LAST:
+        middle = (low + high) // 2
         if a.startswith(view[low:middle], low):
             low = middle
         else:
-            high = middle - 1
-    return low
+            high = middle
+    return low + _equal_bytes(a[low:high], b[low:high], "little")
 
 
 def common_suffix(a: bytes, b: bytes) -> int:
     low, high = 0, min(len(a), len(b))
-    view = memoryview(b)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a.startswith(view[len(b) - middle : len(b) - low], len(a) - middle):
+    view, a_end, b_end = memoryview(b), len(a), len(b)
+    while high - low > _LAST:
+        middle = (low + high) // 2
+        if a.startswith(view[b_end - middle : b_end - low], a_end - middle):
             low = middle
         else:
-            high = middle - 1
-    return low
+            high = middle
+    return low + _equal_bytes(a[a_end - high : a_end - low], b[b_end - high : b_end - low], "big")
+
+
+def _equal_bytes(a: bytes, b: bytes, first: Literal["little", "big"]) -> int:
+    """How many bytes of two equally long strings are equal, from the one that is lowest in a number of that order."""
+    differs = int.from_bytes(a, first) ^ int.from_bytes(b, first)
+    return len(a) if not differs else ((differs & -differs).bit_length() - 1) // 8
 
 
 def difference(base_digest: bytes, base: bytes, body: bytes) -> Delta | None:

@@ -9,18 +9,18 @@ LEAST = 8192  # bytes of a history below which hashing anew costs less
 
 class BodyDigest:
     def __init__(self) -> None:
-        self._text = b""
+        self._text = memoryview(b"")
         self._state = sha256()  # of `_text`
 
-    def digest(self, body: bytes, known: bytes) -> bytes:
+    def digest(self, body: bytes, known: memoryview) -> bytes:
         """`known` is what the body may begin with, and those after it too."""
         if len(known) < LEAST or not body.startswith(known):
             return sha256(body).digest()
         if known is not self._text:
-            if not known.startswith(self._text):
-                self._text, self._state = b"", sha256()
+            if len(known) < len(self._text) or not body.startswith(self._text):
+                self._text, self._state = memoryview(b""), sha256()
             self._state.update(known[len(self._text) :])
             self._text = known
         state = self._state.copy()
-        state.update(body[len(known) :])
+        state.update(memoryview(body)[len(known) :])
         return state.digest()

@@ -48,6 +48,7 @@ _SPENT = {
     "wall_s": "the time",
 }
 _NO_HEADERS: dict[str, str] = {}
+_NO_HISTORY = memoryview(b"")
 
 
 class Calls:
@@ -123,7 +124,7 @@ class Calls:
         now = session.last_activity = time.monotonic()
         body = exchange.body
         known = session.memo.get(CHAT_HISTORY)
-        digest = session.body_digest.digest(body, b"" if known is None else known.text)
+        digest = session.body_digest.digest(body, _NO_HISTORY if known is None else known.text)
         headers = exchange.headers
         mark = headers.get(b"idempotency-key")
         idempotency = None if mark is None else mark.decode("latin-1")

@@ -111,15 +111,16 @@ class Exchange:
         return None if value is None else value.decode("latin-1")
 
     def add(self, data: bytes) -> None:
-        if self._pieces is None:
-            self._pieces = []
-        self._pieces.append(data)
+        if not self.body:
+            self.body = data
+        elif self._pieces is None:
+            self._pieces = [self.body, data]
+        else:
+            self._pieces.append(data)
 
     def join(self) -> None:
-        pieces = self._pieces
-        if pieces:
-            self.body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            self._pieces = None
+        if self._pieces is not None:
+            self.body, self._pieces = b"".join(self._pieces), None
 
     def respond(self, status: int, body: bytes, *, kind: bytes | None = JSON, extra: bytes = b"") -> None:
         """The whole answer in one write. `extra` is complete header lines, each ending in CRLF."""
@@ -183,7 +184,6 @@ class HttpConnection(asyncio.Protocol):
     __slots__ = (
         "_count",
         "_deadline",
-        "_expect",
         "_held",
         "_held_bytes",
         "_incoming",
@@ -216,7 +216,6 @@ class HttpConnection(asyncio.Protocol):
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: Any = None
         self._url = b""
-        self._expect = False
         self._size = 0
         self._count = 0
         self._waiters: list[asyncio.Future[None]] = []
@@ -291,7 +290,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         self._url = b""
         self._size = self._count = 0
-        self._expect = self._unadmitted = False
+        self._unadmitted = False
         self._incoming = Exchange(self)
         if self.current is None:
             self._deadline = self._now() + self.service.limits.headers_s
@@ -319,8 +318,6 @@ class HttpConnection(asyncio.Protocol):
                 return
             value = headers[name] + b", " + value
         headers[name] = value
-        if name == b"expect":
-            self._expect = value.lower() == b"100-continue"
 
     def on_headers_complete(self) -> None:
         exchange = self._incoming
@@ -353,7 +350,7 @@ class HttpConnection(asyncio.Protocol):
         if len(length) > 15 or int(length) > exchange.body_limit or exchange.received > exchange.body_limit:
             self._too_large()
             return
-        if self._expect:
+        if exchange.headers.get(b"expect", b"").lower() == b"100-continue":
             self.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._deadline = self._now() + self.service.limits.body_s
 

@@ -28,13 +28,16 @@ _encode = msgspec.msgpack.Encoder().encode
 decode_record = msgspec.msgpack.Decoder(CallRecord).decode
 
 
+_NO_TEXTS = msgspec.Raw(b"\x90")  # a list of none
+
+
 class NodeRest(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What few nodes have. Those of older versions end before the last."""
 
     inserted: tuple[tuple[int, int], ...] = ()
     spans: tuple[VersionSpan, ...] = ()
     trainable: bool = True
-    texts: tuple[str, ...] = ()
+    texts: msgspec.Raw = _NO_TEXTS
     experts: RoutedExperts | None = None
 
 
@@ -115,7 +118,7 @@ def find_bases(packed: bytes) -> list[bytes]:
 
 
 def _stored_node(node: Node) -> StoredNode:
-    plain = node.trainable and node.experts is None and not (node.inserted or node.spans or node.texts)
+    plain = node.trainable and node.experts is None and not (node.inserted or node.spans or node.packed_texts)
     return StoredNode(
         node.id,
         node.parent,
@@ -125,8 +128,13 @@ def _stored_node(node: Node) -> StoredNode:
         node.message if node.same_as is None else None,
         _pack(node.ids),
         _pack(node.logprobs),
-        None if plain else NodeRest(node.inserted, node.spans, node.trainable, node.texts, node.experts),
+        None if plain else _rest_of(node),
     )
+
+
+def _rest_of(node: Node) -> NodeRest:
+    texts = msgspec.Raw(node.packed_texts) if node.packed_texts else _NO_TEXTS
+    return NodeRest(node.inserted, node.spans, node.trainable, texts, node.experts)
 
 
 def _node(stored: StoredNode, messages: dict[int, Message]) -> Node:
@@ -145,7 +153,7 @@ def _node(stored: StoredNode, messages: dict[int, Message]) -> Node:
         logprobs=_unpack("d", stored.logprobs),
         inserted=rest.inserted,
         spans=rest.spans,
-        texts=rest.texts,
+        packed_texts=b"" if rest.texts == _NO_TEXTS else bytes(rest.texts),
         trainable=rest.trainable,
         experts=rest.experts,
         same_as=stored.same_as,

@@ -30,6 +30,7 @@ class Graph:
         self._ends: list[int | None] = []  # tokens up to and with each node; None where some delta is unknown
         self._first: dict[bytes, int] = {}  # message digest -> the first node that holds it
         self._answers: list[tuple[int, int]] = []  # (end, node) of the sampled ones whose end is known, in order
+        self._path: tuple[int, tuple[array[int], ...]] = (ROOT, ())  # a node, and the deltas down to it
 
     def restore(self, nodes: Iterable[tuple[Node, bytes]]) -> None:
         """Take nodes with their tools, in the order of their ids."""
@@ -95,6 +96,7 @@ class Graph:
         """Place a node below a parent that came late."""
         moved = replace(self.nodes[node], parent=parent)
         self.nodes[node] = moved
+        self._path = ROOT, ()
         self.lineage.insert(moved, tools)
         return moved
 
@@ -125,16 +127,20 @@ class Graph:
         return True
 
     def deltas(self, node: int) -> tuple[array[int], ...]:
-        """The known deltas of a path, in order, as the nodes hold them."""
+        """The known deltas of a path, in order, as the nodes hold them. The path that was wanted last is remembered: the next
+        one is nearly always that, or goes on from it."""
+        last, known = self._path
         parts: list[array[int]] = []
         at: int | None = node
-        while at is not None:
+        while at is not None and at != last:
             own = self.nodes[at]
             if own.ids:
                 parts.append(own.ids)
             at = own.parent
         parts.reverse()
-        return tuple(parts)
+        found = tuple(parts) if at is None else (*known, *parts)
+        self._path = node, found
+        return found
 
     def answer_above(self, node: int | None) -> Node | None:
         """The nearest sampled node at or above a place."""

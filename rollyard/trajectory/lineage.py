@@ -35,6 +35,17 @@ class WalkStep(NamedTuple):
 
 
 START = WalkStep(ROOT, 0, None)
+
+
+class _Walked(NamedTuple):
+    """Where one known child after another led, for these messages."""
+
+    tools: bytes
+    messages: tuple[Message, ...]
+    step: WalkStep
+
+
+_NO_WALK = _Walked(b"", (), START)
 _make = tuple.__new__  # a named tuple without the call of its constructor: walks make one per message
 
 
@@ -46,6 +57,7 @@ class Lineage:
         self._systems: dict[int, list[int]] = {}
         self._by_tool_call: dict[str, list[int]] = {}
         self._answers: set[bytes] = set()
+        self._walked = _NO_WALK  # the last straight walk, for as long as there is no second way along it
         self._quotes = False  # whether some answer stands as context too: the same words came back as other tokens
 
     def insert(self, node: Node, tools: bytes) -> None:
@@ -54,7 +66,10 @@ class Lineage:
         if old is not None:
             self._slot(old, tools).remove(node.id)
         self._nodes[node.id] = node
-        self._slot(node, tools).append(node.id)
+        slot = self._slot(node, tools)
+        if slot or old is not None:
+            self._walked = _NO_WALK
+        slot.append(node.id)
         if node.message.role == "system" and node.parent is not None:
             self._systems.setdefault(node.parent, []).append(node.id)
         if node.sampled and old is None:
@@ -111,17 +126,23 @@ class Lineage:
         return first is not None and (first.role == "assistant" or (tools, first.digest) in self._roots)
 
     def _straight(self, messages: Sequence[Message], tools: bytes) -> tuple[int, WalkStep]:
-        """The part of a walk that is nearly all of it: one known child after another, and no choice."""
-        step = START
-        node = ROOT
-        children = self._children
-        for index, message in enumerate(messages):
+        """The part of a walk that is nearly all of it: one known child after another, and no choice. It goes on from where the
+        last one came to, if that began with the same messages."""
+        walked = self._walked
+        known = len(walked.messages)
+        goes_on = walked.tools == tools and messages[:known] == walked.messages
+        index, step = (known, walked.step) if goes_on else (0, START)
+        began, node, children = index, step.node, self._children
+        for message in messages[index:]:
             found = self._roots.get((tools, message.digest)) if node == ROOT else children.get((node, message.digest))
             if found is None or len(found) != 1:
-                return index, step
+                break
             node = found[0]
-            step = _make(WalkStep, (node, index + 1, step, True, (), False, False))
-        return len(messages), step
+            index += 1
+            step = _make(WalkStep, (node, index, step, True, (), False, False))
+        if index > began:
+            self._walked = _Walked(tools, tuple(messages[:index]), step)
+        return index, step
 
     def _advance(self, step: WalkStep, index: int, message: Message, tools: bytes, quotes: bool) -> Iterator[WalkStep]:
         onward = step._replace(consumed=index + 1, previous=step)

@@ -22,7 +22,7 @@ from rollyard.core.call import Call, CallRecord, Reply, VersionSpan
 from rollyard.core.delta import Blob
 from rollyard.core.experts import RoutedExperts
 from rollyard.core.message import Message
-from rollyard.core.node import Added, BreakReason, Node
+from rollyard.core.node import Added, BreakReason, Node, pack_texts
 from rollyard.core.rollout import Turn
 from rollyard.trajectory.attach import AttachPoint, Match, match, place
 from rollyard.trajectory.body_cache import Tip, keep
@@ -163,7 +163,7 @@ class Trajectory:
             ids=reply.completion_ids,
             logprobs=reply.logprobs,
             spans=spans,
-            texts=tuple([token.text for token in reply.tokens]),
+            packed_texts=pack_texts([token.text for token in reply.tokens]),
             trainable=trainable,
             experts=within,
         )

@@ -53,7 +53,7 @@ class KnownRest(NamedTuple, Generic[S]):
 
 class KnownHistory(NamedTuple, Generic[T, S]):
     head: bytes  # up to the bracket that opens the list
-    text: bytes  # up to the end of the last item
+    text: memoryview  # up to the end of the last item, in the body that it came in
     items: tuple[T, ...]
     rest: KnownRest[S] | None = None  # once a mark has shown that this list is the one that counts
     tail: bytes = b""  # what `rest` would be of, until then
@@ -82,8 +82,15 @@ def read_history(
         head, tail = body[: start + 1], body[end:]
         again = known is not None and known.head == head and known.tail == tail
         rest = KnownRest(tail, settings) if again and _is_member(reader, history, head, tail) else None
-        memo[history.key] = KnownHistory(head, body[:end].rstrip(_BLANK), items, rest, tail)
+        memo[history.key] = KnownHistory(head, _begin(body, end), items, rest, tail)
     return settings, items, (start, start + len(listed))
+
+
+def _begin(body: bytes, end: int) -> memoryview:
+    """A body up to there, less the blanks before it."""
+    while body[end - 1] in _BLANK:
+        end -= 1
+    return memoryview(body)[:end]
 
 
 def _is_member(reader: BodyReader[B], history: History[B, T, S], head: bytes, tail: bytes) -> bool:
@@ -127,5 +134,5 @@ def _read_on(
     items = known.items if goes_on else ()
     if new:
         items += tuple([history.parse(memo, raw) for raw in new])
-        memo[history.key] = KnownHistory(known.head, body[:end].rstrip(_BLANK), items, rest)
+        memo[history.key] = KnownHistory(known.head, _begin(body, end), items, rest)
     return rest.settings, items, (len(known.head) - 1, end + 1)

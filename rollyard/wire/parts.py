@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -59,6 +59,7 @@ def texts(parts: tuple[Part, ...]) -> list[str]:
     return [part.text for part in parts if isinstance(part, Text)]
 
 
-def pieces(text: str) -> Iterator[str]:
-    for start in range(0, len(text), PIECE):
-        yield text[start : start + PIECE]
+def pieces(text: str) -> Sequence[str]:
+    if len(text) <= PIECE:
+        return (text,) if text else ()
+    return [text[start : start + PIECE] for start in range(0, len(text), PIECE)]

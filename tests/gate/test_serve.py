@@ -58,6 +58,15 @@ async def test_calls_are_held_for_the_trainer_over_http(tmp_path):
     assert not admin.exists() and not trainer.exists(), "keys nobody named go with the server"
 
 
+async def test_a_gate_loads_no_library_that_it_does_not_use(tmp_path):
+    process, _ = await start(tmp_path, "--upstream", "http://127.0.0.1:1/v1", "--store", str(tmp_path / "runs.db"))
+    loaded = Path(f"/proc/{process.pid}/maps").read_text()
+    process.send_signal(signal.SIGTERM)
+    await asyncio.wait_for(process.wait(), 20)
+    assert "uvloop" in loaded
+    assert "pydantic_core" not in loaded  # 8 MB of its memory, which a command line may bring along
+
+
 async def test_options_that_make_no_sense_are_usage_errors(tmp_path):
     code, words = await refused("--mode", "white_box", "--upstream", "http://127.0.0.1:1/v1")
     assert code == 2 and "black_box, transparent_proxy, interception_gate" in words

@@ -200,7 +200,7 @@ def test_what_ends_as_the_request_before_is_read_whole_where_more_than_messages_
     for turns in (1, 2, 3):
         outcome(body("chat", turns), memo)
     known = memo[CHAT_HISTORY]
-    data = known.text + middle + known.rest.text
+    data = bytes(known.text) + middle + known.rest.text
     assert outcome(data, memo) == outcome(data)
     assert outcome(body("chat", 4), memo) == outcome(body("chat", 4))
 
