@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import os
 import stat
@@ -24,6 +25,7 @@ _CHUNK = 2**18
 LONGEST = 3500  # bytes of a path in a stream; the kernel takes 4096, with the place it is unpacked to
 NAME = 255  # bytes of one name
 LEFT_OUT = "left_out"  # a header that stands for what is not in the stream
+_SMALL_ENTRIES, _SMALL_BYTES = 128, 2**17  # moved at once: a process for it would cost more than the moving
 
 
 class DiskUse(NamedTuple):
@@ -42,6 +44,34 @@ def usage(path: str) -> DiskUse:
                 with contextlib.suppress(OSError):
                     total += os.stat(name, dir_fd=folder.fd, follow_symlinks=False).st_blocks * 512
     return DiskUse(total, inodes)
+
+
+def is_small(path: str) -> bool:
+    """Whether so little is below `path` that nothing waits while it is read or removed. Looks no further than it has to."""
+    entries, size, waiting = 0, 0, [path]
+    while waiting:
+        with os.scandir(waiting.pop()) as found:
+            for entry in found:
+                entries += 1
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif entry.is_file(follow_symlinks=False):
+                    size += entry.stat(follow_symlinks=False).st_size
+                if entries > _SMALL_ENTRIES or size > _SMALL_BYTES:
+                    return False
+    return True
+
+
+def pack_small(path: str, *, max_bytes: int | None = None, link: Callable[[str], str] = str) -> bytes | None:
+    """The stream of a small directory; None for one that is not small, or that cannot be read like this."""
+    out = io.BytesIO()
+    try:
+        if not is_small(path):
+            return None
+        pack(path, out, max_bytes=min(2 * _SMALL_BYTES, max_bytes if max_bytes is not None else 2**62), link=link)
+    except OSError:  # the long way says what it is
+        return None
+    return out.getvalue()
 
 
 def pack(path: str, out: BinaryIO, *, max_bytes: int | None = None, link: Callable[[str], str] = str) -> None:

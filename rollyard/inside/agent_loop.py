@@ -6,51 +6,108 @@ Its tools are those of the MCP servers that a config names, or one shell. Standa
 line: message, result, done. Its requests are small on purpose, so that a tiny model with a tiny context can follow it.
 Images that tools give follow in a message of the user's: that is where every chat server takes them. Where there is a tool
 `computer`, the model sees the screen with its instruction.
+
+It loads little: most of what a short rollout costs is the start of this program, and `urllib` and `typing` are half of that. A
+server on loopback, as the gate is, is asked over a socket; any other by `urllib`.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    Call = Callable[[str, str], tuple[str, list[Any]]]
+    Answer = tuple[int, str, Mapping[str, str], bytes]  # status, reason, headers by lower-case name, body
 
 URL = os.environ["AGENT_LOOP_URL"] + "/chat/completions"
 KEY = os.environ.pop("ROLLYARD_KEY")  # the commands it runs do not inherit it
 MODEL = os.environ["AGENT_LOOP_MODEL"]
 MAX_TOKENS = os.environ.get("AGENT_LOOP_MAX_TOKENS")
-SESSION = Path(__file__).with_name("session.json")
-OUTPUT, TURNS, TRIES = 4000, 200, 6
+SESSION = os.path.join(os.path.dirname(os.path.abspath(__file__)), "session.json")
+OUTPUT, TURNS, TRIES, TIMEOUT_S = 4000, 200, 6, 3600
+LOOPBACK = "http://127.0.0.1:"
 COMMAND = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
 COMPUTER = "computer"
 SHELL = {"type": "function", "function": {"name": "shell", "description": "Run it.", "parameters": COMMAND}}
-
-
-Call = Callable[[str, str], "tuple[str, list[Any]]"]
 
 
 def say(kind: str, **fields: Any) -> None:
     print(json.dumps({"type": kind, **fields}), flush=True)
 
 
-def post(url: str, body: dict[str, Any], headers: dict[str, str], attempt: int = 1) -> tuple[bytes, Any]:
+def post(url: str, body: dict[str, Any], headers: dict[str, str], attempt: int = 1) -> tuple[bytes, Mapping[str, str]]:
     sent = {"Content-Type": "application/json", **headers}
-    request = urllib.request.Request(url, json.dumps(body, separators=(",", ":")).encode(), sent)  # noqa: S310 - the gate
-    try:
-        with urllib.request.urlopen(request, timeout=3600) as response:  # noqa: S310 - the gate
-            return response.read(), response.headers
-    except urllib.error.HTTPError as error:
-        if attempt == TRIES or (error.code < 500 and error.code != 429):
-            raise
+    send = send_here if url.startswith(LOOPBACK) else send_away
+    status, reason, given, answer = send(url, json.dumps(body, separators=(",", ":")).encode(), sent)
+    if status < 300:
+        return answer, given
+    if attempt == TRIES or (status < 500 and status != 429):
+        raise OSError(f"HTTP Error {status}: {reason}")
     time.sleep(0.1 * 2**attempt)
     return post(url, body, headers, attempt + 1)
+
+
+def send_here(url: str, body: bytes, headers: dict[str, str]) -> Answer:
+    port, _, path = url[len(LOOPBACK) :].partition("/")
+    head = {"Host": "127.0.0.1:" + port, "Content-Length": str(len(body)), "Connection": "close", **headers}
+    lines = ["POST /" + path + " HTTP/1.1", *(name + ": " + value for name, value in head.items()), "", ""]
+    with socket.create_connection(("127.0.0.1", int(port)), TIMEOUT_S) as connection:
+        connection.sendall("\r\n".join(lines).encode() + body)
+        with connection.makefile("rb") as stream:
+            return read_answer(stream)
+
+
+def read_answer(stream: Any) -> Answer:
+    _, status, *reason = stream.readline().decode("latin-1").split(None, 2) or ("", "0")
+    headers: dict[str, str] = {}
+    for line in iter(stream.readline, b"\r\n"):
+        name, colon, value = line.decode("latin-1").partition(":")
+        if not colon:
+            raise OSError("the server closed the connection before its answer was complete")
+        headers[name.strip().lower()] = value.strip()
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        return int(status), "".join(reason).strip(), headers, b"".join(read_chunks(stream))
+    length = int(headers["content-length"]) if "content-length" in headers else -1
+    body = stream.read(length)
+    if len(body) < length:
+        raise OSError("the server closed the connection before its answer was complete")
+    return int(status), "".join(reason).strip(), headers, body
+
+
+def read_chunks(stream: Any) -> list[bytes]:
+    chunks: list[bytes] = []
+    while True:
+        size = int(stream.readline().split(b";")[0], 16)
+        chunk = stream.read(size)
+        if size == 0:
+            return chunks
+        if len(chunk) < size:
+            raise OSError("the server closed the connection before its answer was complete")
+        chunks.append(chunk)
+        stream.readline()
+
+
+def send_away(url: str, body: bytes, headers: dict[str, str]) -> Answer:
+    import urllib.error
+    import urllib.request
+
+    request = urllib.request.Request(url, body, headers)  # noqa: S310 - the operator's own address
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310 - as above
+            given = {name.lower(): value for name, value in answer.headers.items()}
+            return answer.status, answer.reason, given, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.reason, {}, b""
 
 
 def ask(messages: list[Any], tools: list[Any]) -> Any:
@@ -150,14 +207,19 @@ def first_message(instruction: str, tools: list[Any], call_tool: Call) -> Any:
 def begin(prompt: str, instruction: str, tools: list[Any], call_tool: Call) -> list[Any]:
     """The messages to go on from: those of its session, or the first ones."""
     if os.environ.get("AGENT_LOOP_RESUME"):
-        return [*json.loads(SESSION.read_text("utf-8")), {"role": "user", "content": instruction}]
+        return [*json.loads(read(SESSION)), {"role": "user", "content": instruction}]
     first = first_message(instruction, tools, call_tool)
     return [{"role": "system", "content": prompt}, {"role": "user", "content": first}]
 
 
 def keep_session(messages: list[Any]) -> None:
-    with suppress(OSError):  # a disk that is full is no reason to end
-        SESSION.write_text(json.dumps(messages), "utf-8")
+    with suppress(OSError), open(SESSION, "w", encoding="utf-8") as file:  # a disk that is full is no reason to end
+        file.write(json.dumps(messages))
+
+
+def read(path: str) -> str:
+    with open(path, "rb") as file:
+        return file.read().decode()
 
 
 def work(prompt: str, instruction: str, tools: list[Any], call_tool: Call) -> tuple[bool, str]:
@@ -185,15 +247,15 @@ def work(prompt: str, instruction: str, tools: list[Any], call_tool: Call) -> tu
 def main(prompt: str, instruction: str, config: str = "") -> tuple[bool, str]:
     if not config:
         return work(prompt, instruction, [SHELL], run_shell)
-    if not Path(config).exists():
+    if not os.path.exists(config):
         return False, "this agent has no tools of its own, and was offered none"
-    servers = Servers(Path(config).read_text("utf-8"))
+    servers = Servers(read(config))
     return work(prompt, instruction, servers.tools, servers.call)
 
 
 if __name__ == "__main__":
     try:
-        ok, words = main(*(Path(path).read_bytes().decode() for path in sys.argv[1:3]), *sys.argv[3:4])
+        ok, words = main(*(read(path) for path in sys.argv[1:3]), *sys.argv[3:4])
     except (OSError, ValueError, LookupError) as error:
         ok, words = False, f"{type(error).__name__}: {error}"
     say("done", ok=ok, text=words)

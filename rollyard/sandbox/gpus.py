@@ -53,8 +53,11 @@ class GpuPool:
         self._devices = Path(devices)
 
     def list(self) -> list[Gpu]:
-        names = [name for path in self._devices.glob("nvidia*") if (name := _NODE.fullmatch(path.name)) is not None]
-        kinds = _read_kinds()
+        nodes: list[str] = []
+        with contextlib.suppress(FileNotFoundError):
+            nodes = os.listdir(self._devices)
+        names = [name for node in nodes if (name := _NODE.fullmatch(node)) is not None]
+        kinds = _read_kinds() if names else {}
         found = [(int(name[1]), str(self._devices / name[0])) for name in names]
         return [Gpu(number, path, kinds.get(number)) for number, path in sorted(found)]
 

@@ -51,17 +51,21 @@ true
 """
 
 # Files by path and checksum, in blocks: each path ended by NUL, with "+" before it, or "-" where it is no regular file; then NUL,
-# what sha256sum says of the regular ones in the same order, and NUL. Few programs are started, since every rollout does this.
+# what sha256sum says of the regular ones in the same order, and NUL. Few programs are started and few directories read, since
+# every rollout does this twice. sha256sum is given files alone: what is none may have no end. Too many go through xargs.
 _LIST = r"""
 tools='
 show() {
-    some=
+    some= odd=
     for file; do
         if [ -f "$file" ]; then some=1; printf "+%s\0" "$file"
-        elif [ -e "$file" ] || [ -L "$file" ]; then printf "%s%s\0" - "$file"; fi
+        elif [ -e "$file" ] || [ -L "$file" ]; then odd=1; printf "%s%s\0" - "$file"; fi
     done
     printf "\0"
-    [ -z "$some" ] || for file; do [ ! -f "$file" ] || printf "%s\0" "$file"; done | xargs -0 sha256sum 2>/dev/null
+    if [ -n "$some" ]; then
+        if [ -z "$odd" ] && [ $# -lt 1000 ]; then sha256sum "$@"
+        else for file; do [ ! -f "$file" ] || printf "%s\0" "$file"; done | xargs -0 sha256sum; fi 2>/dev/null
+    fi
     printf "\0"
 }'
 eval "$tools"
@@ -69,15 +73,17 @@ workdir=$1; shift
 left=$#
 while [ "$left" -gt 0 ]; do
     place=$1; shift; left=$((left - 1))
+    case $place in *.zip) set -- "$@" "$place"; continue ;; esac
+    [ -d "$place" ] || continue
     case $place in
-    *.zip) set -- "$@" "$place"; continue ;;
     */site-packages|*/dist-packages)
         set -- "$@" "$place"/*.pth "$place"/.*.pth "$place"/__editable__*_finder.py ;;
     *-[iI][nN][fF][oO]) set -- "$@" "$place"/entry_points.txt ;;
     esac
-    set -- "$@" "$place"/sitecustomize* "$place"/usercustomize* "$place"/__pycache__/sitecustomize* \
-        "$place"/__pycache__/usercustomize* "$place"/*-[iI][nN][fF][oO]/entry_points.txt \
+    set -- "$@" "$place"/sitecustomize* "$place"/usercustomize* "$place"/*-[iI][nN][fF][oO]/entry_points.txt \
         "$place"/.*-[iI][nN][fF][oO]/entry_points.txt
+    [ ! -d "$place"/__pycache__ ] ||
+        set -- "$@" "$place"/__pycache__/sitecustomize* "$place"/__pycache__/usercustomize*
 done
 if [ "$workdir" != / ]; then
     for name in conftest.py pytest.ini .pytest.ini pytest.toml .pytest.toml pyproject.toml tox.ini setup.cfg setup.py; do

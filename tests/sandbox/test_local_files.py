@@ -104,6 +104,25 @@ async def test_ten_thousand_files_are_listed_downloaded_and_removed(box, tmp_pat
     assert not await box.exists("/many")
 
 
+async def test_small_directories_are_moved_and_removed_without_a_process_inside(box, tmp_path):
+    few = tmp_path / "few" / "a"
+    few.mkdir(parents=True)
+    (few / "b").write_bytes(b"x" * 70_000)
+    counter = await box.start("while read -r line; do sh -c 'echo $$'; done", stdin=True)
+    pids = counter.stream()
+    await counter.write(b"\n")
+    _, first = await anext(pids)
+    await box.upload_dir(str(few.parent), "/few")
+    assert await box.download_dir("/few", str(tmp_path / "back")) == 0
+    await box.remove("/few/a/b")
+    await box.remove("/few")
+    await counter.write(b"\n")
+    _, second = await anext(pids)
+    assert int(second) == int(first) + 1
+    assert (tmp_path / "back" / "a" / "b").read_bytes() == b"x" * 70_000
+    assert not await box.exists("/few")
+
+
 @pytest.mark.adversarial
 async def test_planted_links_never_lead_the_host_outside(box, tmp_path):
     victim = tmp_path / "victim"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import socket
 import sys
 import time
@@ -46,6 +47,26 @@ async def test_leaving_the_block_leaves_nothing(tmp_path):
         assert not await box.alive()
     assert homes(backend) == []
     assert not Path("/usr/new").exists()
+
+
+async def test_what_dead_sandboxes_left_is_removed_also_when_the_process_that_removes_is_killed(backend):
+    async with backend.open(ry.SandboxSpec()) as box:
+        zygote = int(Path(f"/proc/{box.info.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    await until_gone(backend)
+    children = Path(f"/proc/{zygote}/task/{zygote}/children").read_text().split()
+    (janitor,) = (int(pid) for pid in children if not is_in_a_sandbox(pid))
+    os.kill(janitor, signal.SIGSTOP)
+    for _ in range(3):
+        await (await backend.open(ry.SandboxSpec())).kill()
+    assert len(homes(backend)) == 3
+    os.kill(janitor, signal.SIGKILL)
+    await until_gone(backend)
+    await (await backend.open(ry.SandboxSpec())).kill()
+    await until_gone(backend)
+
+
+def is_in_a_sandbox(pid: str) -> bool:
+    return os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid")
 
 
 async def test_twenty_open_at_once_and_share_nothing(backend):

@@ -252,18 +252,19 @@ class LocalBackend:
         if not self._rooted:
             env, workdir = host_rules.environment(home), host_rules.workdir(home)
         trees = {tree.target: f"t{n}/upper" for n, tree in enumerate(rootfs.trees) if tree.writable}
+        given = self._give(spec)
         return SandboxEntry(
             info=SandboxInfo(
                 id=home.path.name,
                 backend=self.name,
                 image=spec.image,
-                isolation=self._give(spec).isolation,
+                isolation=given.isolation,
                 level=self.level,
                 labels=spec.labels,
                 created_at=now,
                 expires_at=now + spec.ttl_s,
             ),
-            capabilities=self._give(spec),
+            capabilities=given,
             workdir=spec.workdir or workdir,
             user=spec.user or (rootfs.user if self._ids.many else None),
             env={**env, **(egress.variables(own_names=spec.names) if spec.network == "allowlist" else {}), **spec.env},

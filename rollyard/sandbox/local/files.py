@@ -9,7 +9,8 @@ import asyncio
 import errno
 import os
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -123,28 +124,34 @@ class LocalFiles:
         if not Path(source).is_dir():
             raise ConfigError(f"upload_dir: {source!r} is not a directory on this host")
         fields = {"path": self._path(path), "user": self._owner(user)}
+        if (stream := tree_pipe.pack_small(source)) is not None:
+            await self._request("unpack", {**fields, "small": True}, protocol.memory_file(stream))
+            return
 
         def send(fd: int) -> None:
             with open(fd, "wb") as out:
                 tree_pipe.pack(source, out)
 
         read, write = os.pipe()
-        await self._transfer("unpack", fields, read, write, send)
+        await self._transfer("unpack", {**fields, "small": False}, read, write, send)
 
     async def download_dir(self, path: str, target: str, *, max_bytes: int = 2**30) -> int:
         """What is in the directory `path` goes into `target` on the host, which is made if it is absent."""
         Path(target).mkdir(parents=True, exist_ok=True)
-        fields = {"path": self._path(path), "max_bytes": max_bytes}
-
-        left_out = 0
+        inside, left_out = self._path(path), 0
 
         def take(fd: int) -> None:
             nonlocal left_out
             with open(fd, "rb") as source:
                 left_out = tree_pipe.unpack(source, target, max_bytes=max_bytes)
 
+        _, small = await self._ask("pack_small", path=inside, max_bytes=max_bytes)
+        if small:
+            with _errors_of(inside):
+                take(small[0])
+            return left_out
         read, write = os.pipe()
-        await self._transfer("pack", fields, write, read, take)
+        await self._transfer("pack", {"path": inside, "max_bytes": max_bytes}, write, read, take)
         return left_out
 
     async def _transfer(
@@ -153,15 +160,24 @@ class LocalFiles:
         """One end of a pipe goes to a worker inside, the other to a thread here. Either's end ends the other."""
         moving = asyncio.get_running_loop().run_in_executor(None, move, ours)
         moving.add_done_callback(lambda done: done.cancelled() or done.exception())
-        try:
-            try:
-                await self._channel.request(op, fields, fds=[theirs], give=True, timeout=TREE_S)
-            except ChannelRefused as refused:
-                if refused.name != "EPIPE":
-                    raise self._path_error(fields["path"], refused) from None
+        with _errors_of(fields["path"]):
+            await self._request(op, fields, theirs)
             await asyncio.wait_for(moving, TREE_S)
-        except OSError as error:
-            raise PathError(fields["path"], errno.errorcode.get(error.errno or 0, "EIO")) from error
+
+    async def _request(self, op: str, fields: dict[str, Any], fd: int) -> None:
+        try:
+            await self._channel.request(op, fields, fds=[fd], give=True, timeout=TREE_S)
+        except ChannelRefused as refused:
+            if refused.name != "EPIPE":
+                raise self._path_error(fields["path"], refused) from None
+
+
+@contextmanager
+def _errors_of(path: str) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PathError(path, errno.errorcode.get(error.errno or 0, "EIO")) from error
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -38,6 +38,7 @@ class LocalJob:
         self._stdin = stdin
         self._finish = finish
         self._result: dict[str, Any] | None = None
+        self._ending: asyncio.Task[tuple[dict[str, Any], list[int]]] | None = None  # asked once, for all who wait
 
     async def _ask(self, op: str, timeout: float = ANSWER_S, **fields: Any) -> tuple[dict[str, Any], list[int]]:
         try:
@@ -64,9 +65,10 @@ class LocalJob:
         if self._result is None:
             try:
                 async with asyncio.timeout(timeout):
-                    self._result, _ = await self._ask("wait", timeout=30 * 86400.0)
+                    await self._wait_end()
             except SandboxGone:
                 return self._finish({"exit_code": None, "signal": None, "lost": True}, *self._tails())
+        assert self._result is not None
         return self._finish(self._result, *self._tails())
 
     def _tails(self) -> tuple[bytes, bytes]:
@@ -106,8 +108,12 @@ class LocalJob:
             ended.cancel()
 
     async def _wait_end(self) -> None:
+        """The question outlives a caller who no longer waits; it ends with the program or with the sandbox."""
         if self._result is None:
-            self._result, _ = await self._ask("wait", timeout=30 * 86400.0)
+            if self._ending is None:
+                self._ending = asyncio.create_task(self._ask("wait", timeout=30 * 86400.0), name="rollyard-job")
+                self._ending.add_done_callback(_note_seen)
+            self._result, _ = await asyncio.shield(self._ending)
 
     async def tail(self, n: int = 4096, *, stderr: bool = False) -> bytes:
         name = "err" if stderr else "out"
@@ -168,7 +174,7 @@ async def _writable(loop: asyncio.AbstractEventLoop, fd: int) -> None:
         loop.remove_writer(fd)
 
 
-def _note_seen(ended: asyncio.Task[None]) -> None:
+def _note_seen(ended: asyncio.Task[Any]) -> None:
     """A reader may have left before its program's end was known, and then nobody asks how it came."""
     if not ended.cancelled():
         ended.exception()

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import stat
 
 from rollyard.core import folders
 from rollyard.images import tree_pipe
-from rollyard.sandbox.local.inner import files, users
+from rollyard.sandbox.local.inner import files, protocol, users
 from rollyard.sandbox.local.inner.path_view import PathView
 from rollyard.sandbox.local.inner.protocol import Message
 from rollyard.sandbox.local.inner.requests import Request, Work
@@ -51,7 +52,7 @@ class FileOperations:
 
     def op_remove(self, asked: Request) -> Message | None:
         path: str = asked.message["path"]
-        os.lstat(path)
+        folder = stat.S_ISDIR(os.lstat(path).st_mode)
 
         def remove(anyones: bool) -> Message:
             at, name = files.open_parent(path, follow=False, anyones=anyones)
@@ -59,7 +60,10 @@ class FileOperations:
             os.close(at)
             return {}
 
-        return self._work(asked, lambda: files.as_link_owner(remove))
+        def task() -> Message:
+            return files.as_link_owner(remove)
+
+        return self._work(asked, task) if folder and not _is_small(path) else task()
 
     def op_unpack(self, asked: Request) -> Message | None:
         user = users.find(asked.message.get("user"))
@@ -75,7 +79,15 @@ class FileOperations:
             os.close(at)
             return {}
 
-        return self._work(asked, lambda: files.as_link_owner(unpack))
+        def task() -> Message:
+            return files.as_link_owner(unpack)
+
+        return task() if asked.message["small"] else self._work(asked, task)
+
+    def op_pack_small(self, asked: Request) -> Message:
+        """A directory's stream at once, if it is small."""
+        stream = tree_pipe.pack_small(asked.message["path"], max_bytes=asked.message["max_bytes"], link=self.inside)
+        return {} if stream is None else {"fds": (protocol.memory_file(stream),)}
 
     def op_pack(self, asked: Request) -> Message | None:
         def pack() -> Message:
@@ -92,3 +104,10 @@ class FileOperations:
             "path": self.inside(entry["path"]),
             "target": target if target is None else self.inside(target),
         }
+
+
+def _is_small(path: str) -> bool:
+    try:
+        return tree_pipe.is_small(path)
+    except OSError:  # a directory closed to its owner: to remove it is long work
+        return False

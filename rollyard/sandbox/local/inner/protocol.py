@@ -18,6 +18,7 @@ INLINE = 48 * 1024
 MAX_FDS = 250
 MAX_BODY = 64 * 2**20
 _FD = array.array("i").itemsize
+_SEND_FLAGS = int(socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
 
 Message = dict[str, Any]
 
@@ -40,7 +41,7 @@ def send(sock: socket.socket, message: Message, fds: Sequence[int] = ()) -> None
         every = [*fds, blob] if blob is not None else list(fds)
         data = b"B" if blob is not None else b"I" + body
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", every))] if every else []
-        sock.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        sock.sendmsg([data], rights, _SEND_FLAGS)
     finally:
         if blob is not None:
             os.close(blob)

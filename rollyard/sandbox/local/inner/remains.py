@@ -56,10 +56,14 @@ def start_removal(home: str, groups: list[str], id_map: dict[str, Any]) -> int:
     return pid
 
 
+def try_remove(home: str, groups: list[str]) -> None:
+    with contextlib.suppress(OSError):  # what cannot be removed now is found by the next sweep
+        remove(home, groups)
+
+
 def _child(home: str, groups: list[str]) -> None:
     try:
-        with contextlib.suppress(OSError):  # what cannot be removed now is found by the next sweep
-            remove(home, groups)
+        try_remove(home, groups)
     finally:
         os._exit(0)
 

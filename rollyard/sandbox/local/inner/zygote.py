@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from rollyard.images import mount_table
 from rollyard.sandbox.local.inner import bootstrap, idmap, protocol, remains, sources, syscalls
+from rollyard.sandbox.local.inner.janitor import Janitor
 
 NAMESPACES = (
     syscalls.CLONE_NEWUSER
@@ -55,7 +56,7 @@ class Zygote:
         self._live: dict[int, tuple[Plan, list[str]]] = {}
         self._blanks: dict[int, _Blank] = {}
         self._waiting: list[_Request] = []
-        self._janitors: set[int] = set()
+        self._janitor = Janitor()
         self._userns: dict[str, int] = {}
         self._settling: list[int] = []
         self._made = 0
@@ -68,11 +69,14 @@ class Zygote:
         control = self._control.fileno()
         self._poller.register(wake, select.POLLIN)
         self._poller.register(control, select.POLLIN)
-        while self._control is not None or self._live or self._janitors or self._blanks:
+        while self._control is not None or self._live or self._janitor.busy or self._blanks:
             for fd, _event in self._poller.poll():
                 if fd == wake:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake, 4096)
+                elif fd == self._janitor.fileno:
+                    if not self._janitor.hear():
+                        self._poller.unregister(fd)
                 elif fd != control:
                     self._blank_spoke(fd)
                 elif self._control is not None and not self._hear(self._control):
@@ -103,7 +107,7 @@ class Zygote:
         if not self._settling:
             return
         self._dismiss()
-        if self._janitors or self._blanks or any(plan["owner"] for plan, _ in self._live.values()):
+        if self._janitor.busy or self._blanks or any(plan["owner"] for plan, _ in self._live.values()):
             return
         for number in self._settling:
             self._answer(number, {"ok": {}})
@@ -268,7 +272,7 @@ class Zygote:
                 return
             if pid == 0:
                 return
-            self._janitors.discard(pid)
+            self._janitor.pids.discard(pid)
             blank = self._blanks.pop(pid, None)
             if blank is not None:
                 if blank.channel.fileno() >= 0:
@@ -278,7 +282,9 @@ class Zygote:
             ended = self._live.pop(pid, None)
             if ended is not None:
                 plan, groups = ended
-                self._janitors.add(remains.start_removal(plan["home"], groups, plan["map"]))
+                fd = self._janitor.remove(plan["home"], groups, plan["map"])
+                if fd is not None:
+                    self._poller.register(fd, select.POLLIN)
 
 
 def _clone_beside(joined: list[int], become: Callable[[], NoReturn]) -> int:
