@@ -29,6 +29,7 @@ BENCHES: dict[str, tuple[str, ...]] = {
     "envs": ("--rounds", "3"),
     "plane": ("--seconds", "3"),
     "store": (),
+    "writer": (),
     "page": ("--repeat", "3"),
     "density": ("--count", "2"),
     "cold_start": (),

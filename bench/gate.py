@@ -7,8 +7,8 @@ rollyard     `rollyard serve gate --upstream --store`: keys, graph, token ids an
              to SQLite before its answer leaves
 
 CPU is that of the gate's whole process tree, per call. Windows are interleaved and repeated, and the ratios are of medians
-in this run: figures of different runs do not compare. `--peers` adds gates from PyPI, each in a venv of its own under
-$ROLLYARD_CACHE, with what they record.
+in this run: figures of different runs do not compare. Times leave out how long the model server thinks. `--peers` adds gates from
+PyPI, each in a venv of its own under $ROLLYARD_CACHE, with what they record.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ import uvloop
 
 from bench import peers
 from bench.figures import note
-from bench.load import Window, connect, request, rss_mb
+from bench.load import Caller, Window, connect, request, rss_mb
+from bench.model_server import delay_s
 
 END = b"done."
-TURNS = 20
+TURNS, PHASE = 20, 5
 ROLLOUTS = 64
 CASES = {
     "S": ("short chat, 8 connections", "/v1/chat/completions", 8),
@@ -51,6 +52,10 @@ BUDGETS = (
     ("chat with a thinking server CPU / raw proxy", 2.0),
     ("agent turn CPU / raw proxy", 2.5),
     ("turn 16-20 / turn 1-5 CPU", 1.3),
+    ("agent turn, answered at once, CPU / raw proxy", 2.5),
+    ("turn 16-20 / 1-5 CPU, answered at once", 1.3),
+    ("ms added at p50, 8 connections", None),
+    ("ms added at p50, the server thinks", None),
     ("kB per recorded agent turn", 60.0),
     ("kB per held call", 20.0),
     ("idle RSS MB", 60.0),
@@ -69,7 +74,8 @@ class Target:
         self.ready_s = 0.0
         self.idle_mb = 0.0
         self.figures: dict[str, list[Window]] = {}
-        self.agent: dict[str, float] = {}
+        self.agent: dict[str, float] = {}  # with a server that thinks
+        self.hasty: dict[str, float] = {}  # with one that answers at once
         self.held: dict[str, float] = {}
 
     @property
@@ -161,7 +167,7 @@ async def window(target: Target, case: str, seconds: float) -> Window:
                 continue
             if not answer.startswith(b"HTTP/1.1 200") or END not in answer[-3000:] or b"%06d" % nonce not in answer:
                 into.bad += 1
-            into.times.append(time.perf_counter() - began)
+            into.times.append(time.perf_counter() - began - (delay_s(nonce) if case == "T" else 0.0))
 
     until = time.perf_counter() + 0.3
     await asyncio.gather(*(work(i, until, None) for i in range(connections)))
@@ -188,11 +194,11 @@ def tools() -> list[dict]:
 class Conversation:
     """An agent's growing request, kept as pieces of JSON so that the client's own work stays small."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, *, thinks: bool) -> None:
         system = f"You are agent {index}. " + "Follow the rules of this repository with care. " * 430
         self.messages = [
             json.dumps({"role": "system", "content": system}),
-            json.dumps({"role": "user", "content": f"DELAY fix bug {index}"}),
+            json.dumps({"role": "user", "content": f"{'DELAY' if thinks else 'NOW'} fix bug {index}"}),
         ]
         self.tail = ',"tools":' + json.dumps(tools()) + ',"tool_choice":"auto","max_tokens":4096}'
         self.turn = 0
@@ -211,43 +217,60 @@ class Conversation:
         self.turn += 1
 
 
-async def agents(target: Target) -> None:
-    """64 rollouts of 20 turns at their own pace inside phases of five."""
-    talks = [Conversation(i) for i in range(ROLLOUTS)]
-    callers = [await connect(target.port) for _ in range(ROLLOUTS)]
-    before = rss_mb(target.pid) if target.pid else 0.0
-    phases: list[float] = []
-    bad = 0
+class Agents:
+    """64 rollouts of 20 turns at their own pace inside phases of five, of a model server that thinks or answers at once."""
 
-    async def rollout(index: int, turns: int, into: Window) -> None:
-        nonlocal bad
-        for _ in range(turns):
-            sent = request(target.prefixes[index] + "/v1/chat/completions", talks[index].body(), target.keys[index])
+    def __init__(self, target: Target, *, thinks: bool) -> None:
+        self.target = target
+        self.talks = [Conversation(i, thinks=thinks) for i in range(ROLLOUTS)]
+        self.before = self.rss()
+        self.phases: list[float] = []
+        self.bad = 0
+
+    def rss(self) -> float:
+        return rss_mb(self.target.pid) if self.target.pid else 0.0
+
+    async def take_turns(self) -> None:
+        """A phase."""
+        callers = [await connect(self.target.port) for _ in range(ROLLOUTS)]
+        with Window(self.target.pid) as measured:
+            await asyncio.gather(*(self.rollout(index, caller, measured) for index, caller in enumerate(callers)))
+        self.phases.append(measured.cpu_ms)
+        for caller in callers:
+            caller.transport.close()
+
+    async def rollout(self, index: int, caller: Caller, into: Window) -> None:
+        target, talk = self.target, self.talks[index]
+        for _ in range(PHASE):
+            sent = request(target.prefixes[index] + "/v1/chat/completions", talk.body(), target.keys[index])
             began = time.perf_counter()
             try:
-                answer = await callers[index].ask(sent)
+                answer = await caller.ask(sent)
             except (OSError, TimeoutError):
                 answer = b""
             into.times.append(time.perf_counter() - began)
             if not answer.startswith(b"HTTP/1.1 200"):
-                bad += 1
+                self.bad += 1
                 return
-            talks[index].grow(answer)
+            talk.grow(answer)
 
-    for _ in range(TURNS // 5):
-        with Window(target.pid) as measured:
-            await asyncio.gather(*(rollout(i, 5, measured) for i in range(ROLLOUTS)))
-        phases.append(measured.cpu_ms)
-    after = rss_mb(target.pid) if target.pid else 0.0
-    target.agent = {
-        "first": phases[0],
-        "last": phases[-1],
-        "mean": statistics.mean(phases),
-        "kb": (after - before) * 1024 / (ROLLOUTS * TURNS),
-        "bad": bad,
-    }
-    for caller in callers:
-        caller.transport.close()
+    def found(self) -> dict[str, float]:
+        return {
+            "first": self.phases[0],
+            "last": self.phases[-1],
+            "mean": statistics.mean(self.phases),
+            "kb": (self.rss() - self.before) * 1024 / (ROLLOUTS * TURNS),
+            "bad": self.bad,
+        }
+
+
+async def agents(targets: list[Target], *, thinks: bool) -> list[dict[str, float]]:
+    """A phase of each, by turns."""
+    each = [Agents(target, thinks=thinks) for target in targets]
+    for _ in range(TURNS // PHASE):
+        for one in each:
+            await one.take_turns()
+    return [one.found() for one in each]
 
 
 async def hold(target: Target, upstream: int, count: int) -> None:
@@ -299,7 +322,7 @@ def median(target: Target, case: str, what: str) -> float:
     return statistics.median(w.quantile(float(what)) for w in windows)
 
 
-def report(targets: list[Target], count: int) -> list[tuple[str, float, float]]:
+def report(targets: list[Target], count: int) -> list[tuple[str, float, float | None]]:
     direct = targets[0]
     print(f"\n{'':14}" + "".join(f"{case + ' ' + CASES[case][0]:>34}" for case in CASES))
     for target in targets:
@@ -311,19 +334,20 @@ def report(targets: list[Target], count: int) -> list[tuple[str, float, float]]:
                 f"+{added:5.1f}/{median(target, case, '0.99'):5.1f} ms"
             )
         print(f"{target.name:14}" + "".join(f"{cell:>34}" for cell in cells))
-    print("(CPU ms per call, calls/s, p50 added to direct / p99)")
+    print("(CPU ms per call, calls/s, p50 added to direct / p99; what the server thinks is left out)")
     print(
-        f"\n{'':14}{'turn 1-5':>10}{'16-20':>10}{'mean ms':>10}{'kB/turn':>10}   "
+        f"\n{'':14}{'turn 1-5':>10}{'16-20':>10}{'mean ms':>10}{'kB/turn':>10}{'answered at once':>20}   "
         "held: at server, answered, kB each, drain s; idle MB, ready s"
     )
     for target in targets:
-        a, h = target.agent, target.held
+        a, q, h = target.agent, target.hasty, target.held
         print(
-            f"{target.name:14}{a['first']:10.2f}{a['last']:10.2f}{a['mean']:10.2f}{a['kb']:10.1f}   "
+            f"{target.name:14}{a['first']:10.2f}{a['last']:10.2f}{a['mean']:10.2f}{a['kb']:10.1f}"
+            f"{q['first']:10.2f}{q['last']:10.2f}   "
             f"{h['at_server']:.0f} of {count}, {h['answered']:.0f}, {h['kb']:.1f}, {h['drain_s']:.2f}; "
             f"{target.idle_mb:.0f}, {target.ready_s:.2f}"
             + (
-                f"   BAD {sum(w.bad for ws in target.figures.values() for w in ws)} + {a['bad']:.0f}"
+                f"   BAD {sum(w.bad for ws in target.figures.values() for w in ws)} + {a['bad'] + q['bad']:.0f}"
                 if target.figures
                 else ""
             )
@@ -337,6 +361,10 @@ def report(targets: list[Target], count: int) -> list[tuple[str, float, float]]:
         "chat with a thinking server CPU / raw proxy": median(ours, "T", "cpu") / median(raw, "T", "cpu"),
         "agent turn CPU / raw proxy": ours.agent["mean"] / raw.agent["mean"],
         "turn 16-20 / turn 1-5 CPU": ours.agent["last"] / ours.agent["first"],
+        "agent turn, answered at once, CPU / raw proxy": ours.hasty["mean"] / raw.hasty["mean"],
+        "turn 16-20 / 1-5 CPU, answered at once": ours.hasty["last"] / ours.hasty["first"],
+        "ms added at p50, 8 connections": median(ours, "S", "0.5") - median(direct, "S", "0.5"),
+        "ms added at p50, the server thinks": median(ours, "T", "0.5") - median(direct, "T", "0.5"),
         "kB per recorded agent turn": ours.agent["kb"],
         "kB per held call": ours.held["kb"],
         "idle RSS MB": ours.idle_mb,
@@ -353,8 +381,11 @@ async def measure(targets: list[Target], upstream: int, seconds: float, rounds: 
             order = targets[turn % len(targets) :] + targets[: turn % len(targets)]
             for target in order:
                 target.figures.setdefault(case, []).append(await window(target, case, seconds))
+    for target, found in zip(targets, await agents(targets, thinks=True), strict=True):
+        target.agent = found
+    for target, found in zip(targets, await agents(targets, thinks=False), strict=True):
+        target.hasty = found
     for target in targets:
-        await agents(target)
         await hold(target, upstream, count)
 
 

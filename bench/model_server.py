@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import sys
 
 import httptools
 import uvloop
 
 DELAY_S = 0.3  # give or take half, for requests that say DELAY; those that say HOLD wait for /release
+NONCE = re.compile(rb"NONCE(\d{6})")
 SHORT, LONG = 16, 64  # tokens of a whole reply, of a streamed one
 SYSTEM_IDS = 5200  # of an agent's first prompt
 TURN_IDS = 210  # that each tool result adds
@@ -114,6 +116,12 @@ def responses_stream() -> bytes:
     return b"".join(f"event: {e['type']}\ndata: {json.dumps(e)}\n\n".encode() for e in events)
 
 
+def delay_s(nonce: int) -> float:
+    """How long the answer to a request that says DELAY is thought about. Spread evenly over any numbers that follow each other,
+    and known to the client, which can tell what was added to it."""
+    return DELAY_S * (0.5 + nonce * 0.618034 % 1)
+
+
 class Library:
     """Everything that can be asked for, serialised once."""
 
@@ -175,15 +183,16 @@ class Server(asyncio.Protocol):
         elif b"HOLD" in body:
             self.held.add(lambda: self.reply(path, body))
         elif b"DELAY" in body:
-            asyncio.get_running_loop().call_later(DELAY_S * random.uniform(0.5, 1.5), self.reply, path, body)
+            found = NONCE.search(body)
+            nonce = random.randrange(10**6) if found is None else int(found[1])
+            asyncio.get_running_loop().call_later(delay_s(nonce), self.reply, path, body)
         else:
             self.reply(path, body)
 
     def reply(self, path: bytes, body: bytes) -> None:
         kind, answer = self.library.answer(path, body)
-        nonce = body.find(b"NONCE")
-        if nonce >= 0:
-            answer = answer.replace(b"NONCE0", body[nonce + 5 : nonce + 11])
+        if (nonce := NONCE.search(body)) is not None:
+            answer = answer.replace(b"NONCE0", nonce[1])
         self.write(kind, answer)
 
     def write(self, kind: bytes, body: bytes) -> None:

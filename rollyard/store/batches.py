@@ -1,7 +1,8 @@
-"""Writes gathered into batches. When little happens each goes at once, and also when one comes alone after another was answered.
-When several callers write, one waits for others, since a transaction of one costs several times as much as a place in one of
-sixteen: until none has come for `QUIET_S`, at most `GATHER_S`, and one that has `gather_s` at least so long. That no other comes
-says that all callers wait already; a fixed time would be most of what a call takes where they are few.
+"""Writes gathered into batches, since a transaction of one costs several times as much as a place in one of sixteen.
+
+A batch is handed in once the loop has turned `QUIET_TURNS` times without another write. A busy loop answers many callers in each
+turn, so batches grow with the load; an idle one turns in microseconds, so where little happens nothing waits. A write that comes
+soon after another one waits at least its own `gather_s`.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from rollyard.store.database import Work
 T = TypeVar("T")
 
 DEADLINE_S = 60.0
-GATHER_S, QUIET_S = 0.006, 0.001
-SLOW_S = 0.001  # a `gather_s` from which on a write that comes alone waits too: its caller took long anyway
-BUSY_S = 0.02  # batches that follow each other faster than this are load
+QUIET_TURNS = 2  # an answer that has arrived is a write at the end of the next turn
+GATHER_S = 0.006  # the longest that writes which keep coming hold up a batch
+BUSY_S = 0.02  # writes that follow each other faster than this are load
 
 
 class WaitingWork(NamedTuple):
@@ -34,13 +35,7 @@ class Batch:
         self.loop = loop
         self.works: list[WaitingWork] = []
         self.timer: asyncio.TimerHandle | None = None
-        self.earliest = self.latest = math.inf  # when it is handed in, by the loop's clock
-        self.newest = 0.0  # when its last work came
-        self.armed = math.inf  # for when the loop looks at it next
-
-    @property
-    def due(self) -> float:
-        return max(self.earliest, min(self.latest, self.newest + QUIET_S))
+        self.due = math.inf  # by the loop's clock: not handed in earlier
 
     def resolve(self, results: Sequence[Any]) -> None:
         """In its loop. A result that is an exception is raised for its caller."""
@@ -68,8 +63,7 @@ class Batches:
     def __init__(self, take: Callable[[Batch], None]) -> None:
         self._take = take
         self._gathering: dict[asyncio.AbstractEventLoop, Batch] = {}
-        self._handed_at = 0.0
-        self._alone: asyncio.Future[Any] | None = None  # of the last work, where it went by itself
+        self._newest = -math.inf  # when the last write came
 
     async def write(self, work: Work[T]) -> T:
         loop = asyncio.get_running_loop()
@@ -77,15 +71,12 @@ class Batches:
         batch = self._gathering.get(loop)
         if batch is None:
             batch = self._gathering[loop] = Batch(loop)
-        now = batch.newest = loop.time()
-        least = getattr(work, "gather_s", 0.0)
-        if now - self._handed_at < BUSY_S and (least >= SLOW_S or self._alone is None or not self._alone.done()):
-            batch.earliest = min(batch.earliest, now + least)
-            batch.latest = min(batch.latest, now + max(GATHER_S, least))
-        else:
-            batch.earliest = batch.latest = now
-        if batch.due < batch.armed:
-            self._look_again(batch)
+        now = loop.time()
+        due = now + getattr(work, "gather_s", 0.0) if now - self._newest < BUSY_S else now
+        self._newest = now
+        if due < batch.due:
+            batch.due = due
+            loop.call_at(due, self._look, batch, due, 0, 0)
         batch.works.append(WaitingWork(work, future))
         return await future
 
@@ -94,22 +85,18 @@ class Batches:
         for batch in list(self._gathering.values()):
             self._hand_in(batch)
 
-    def _look_again(self, batch: Batch) -> None:
-        batch.armed = batch.due
-        batch.loop.call_at(batch.armed, self._look, batch, batch.armed)
-
-    def _look(self, batch: Batch, armed: float) -> None:
-        if armed != batch.armed or self._gathering.get(batch.loop) is not batch:
-            return  # it was handed in, or is looked at earlier
-        if batch.due > armed:  # another work came meanwhile
-            self._look_again(batch)
-        else:
+    def _look(self, batch: Batch, due: float, seen: int, quiet: int) -> None:
+        """Each turn from `due` on; `seen` works were there the last time, as in `quiet` turns before."""
+        if due != batch.due or self._gathering.get(batch.loop) is not batch:
+            return  # it is due earlier, or was handed in
+        quiet = quiet + 1 if len(batch.works) == seen else 0
+        if quiet == QUIET_TURNS or batch.loop.time() > due + GATHER_S:
             self._hand_in(batch)
+        else:
+            batch.loop.call_soon(self._look, batch, due, len(batch.works), quiet)
 
     def _hand_in(self, batch: Batch) -> None:
         if self._gathering.get(batch.loop) is batch:
             del self._gathering[batch.loop]
-            self._handed_at = batch.loop.time()
-            self._alone = batch.works[0].future if len(batch.works) == 1 else None
             batch.timer = batch.loop.call_later(DEADLINE_S, batch.expire)
             self._take(batch)

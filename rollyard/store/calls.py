@@ -19,7 +19,7 @@ from rollyard.store.call_rows import call_row, decode_record, read_body, read_no
 from rollyard.store.database import Put
 from rollyard.store.schema import calls, sessions
 
-GATHER_SHARE, MOST_GATHER_S = 0.05, 0.03  # of a call's own time, and in seconds
+GATHER_SHARE, MOST_GATHER_S = 0.015, 0.01  # of a call's own time, and in seconds
 LARGE = 128 * 1024  # bytes of bodies
 _put_calls = Put(calls, tuple(column.name for column in calls.columns), there="fail")
 _put_sessions = Put(sessions, tuple(column.name for column in sessions.columns), there="replace")

@@ -108,15 +108,16 @@ class _Taken:
 
     async def write(self, count: int) -> None:
         """Together, and answered."""
-        writes = asyncio.gather(*(self.batches.write(_Patient.__call__) for _ in range(count)))
+        writes = asyncio.gather(*(self.batches.write(_plain) for _ in range(count)))
         await self.answer()
         await writes
 
 
+def _plain(_: Connection) -> None: ...
+
+
 async def test_one_caller_after_the_other_waits_for_nobody(monkeypatch):
-    monkeypatch.setattr(batches, "QUIET_S", 3600.0)
     monkeypatch.setattr(batches, "GATHER_S", 3600.0)
-    monkeypatch.setattr(batches, "BUSY_S", 3600.0)
     taken = _Taken()
     async with asyncio.timeout(60):
         for _ in range(50):
@@ -124,41 +125,54 @@ async def test_one_caller_after_the_other_waits_for_nobody(monkeypatch):
     assert taken.sizes == [1] * 50
 
 
-@pytest.mark.parametrize("endless", ["GATHER_S", "QUIET_S"])
-async def test_callers_that_write_at_once_are_gathered_until_none_comes_or_for_some_milliseconds(monkeypatch, endless):
-    monkeypatch.setattr(batches, endless, 3600.0)
-    monkeypatch.setattr(batches, "BUSY_S", 3600.0)
+async def test_what_comes_in_turns_of_the_loop_that_follow_each_other_is_one_batch(monkeypatch):
+    monkeypatch.setattr(batches, "GATHER_S", 3600.0)
     taken = _Taken()
+
+    async def write_later(turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await taken.batches.write(_plain)
+
     async with asyncio.timeout(60):
-        await taken.write(2)
         for _ in range(20):
-            await taken.write(8)
-    assert taken.sizes == [2] + [8] * 20
+            writes = asyncio.gather(*(write_later(turns) for turns in range(30)))
+            await taken.answer()
+            await writes
+    assert taken.sizes == [30] * 20
 
 
-async def test_what_comes_before_another_is_answered_waits_for_more(monkeypatch):
-    """It would go alone for ever, each time before the next."""
-    monkeypatch.setattr(batches, "QUIET_S", 0.5)
-    monkeypatch.setattr(batches, "GATHER_S", 0.5)
-    monkeypatch.setattr(batches, "BUSY_S", 3600.0)
+async def test_writes_that_keep_coming_hold_up_no_batch_for_long(monkeypatch):
+    monkeypatch.setattr(batches, "GATHER_S", 0.01)
+    taken = _Taken()
+    writes: list[asyncio.Future[None]] = []
+    async with asyncio.timeout(60):
+        while not taken.sizes:
+            writes.append(asyncio.ensure_future(taken.batches.write(_plain)))
+            await asyncio.sleep(0)
+    for write in writes:
+        write.cancel()
+
+
+@pytest.mark.parametrize(("busy_s", "sizes"), [(3600.0, [1, 2]), (0.0, [1, 1, 1])])
+async def test_a_slow_call_waits_for_others_only_soon_after_another_write(monkeypatch, busy_s, sizes):
+    monkeypatch.setattr(batches, "BUSY_S", busy_s)
     taken = _Taken()
     async with asyncio.timeout(60):
         await taken.write(1)
-        first = asyncio.ensure_future(taken.batches.write(_Patient.__call__))
-        while not taken.waiting:
-            await asyncio.sleep(0.001)
-        second = asyncio.ensure_future(taken.batches.write(_Patient.__call__))
-        await asyncio.sleep(0)
-        third = asyncio.ensure_future(taken.batches.write(_Patient.__call__))
-        await taken.answer()
-        await taken.answer()
-        await asyncio.gather(first, second, third)
-    assert taken.sizes == [1, 1, 2]
+        slow = asyncio.ensure_future(taken.batches.write(_Patient()))
+        for _ in range(100):
+            await asyncio.sleep(0)
+        other = asyncio.ensure_future(taken.batches.write(_plain))
+        while not slow.done() or not other.done():
+            await taken.answer()
+            await asyncio.sleep(0)
+    assert taken.sizes == sizes
 
 
 def test_a_call_waits_for_others_a_small_part_of_the_time_that_it_took():
     record = replace(conversation("r1", 1)[1][0][0].record, received_at=1000.0)
-    took = {0.1: 0.005, 0.5: 0.025, 60.0: 0.03}
+    took = {0.1: 0.0015, 0.5: 0.0075, 60.0: 0.01}
     found = {s: CommitCall(replace(record, finished_at=1000.0 + s), (), {}).gather_s for s in took}
     assert found == pytest.approx(took, rel=1e-6)
     assert CommitCall(replace(record, finished_at=None), (), {}).gather_s <= 0.0
