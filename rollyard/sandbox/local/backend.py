@@ -440,6 +440,10 @@ class LocalBackend:
         """A sandbox's memory by its first process; what is used comes back. Gives what was in memory before."""
         return await asyncio.to_thread(self._memory.page_out, pid)
 
+    async def page_in(self, used: Regions, waking: int) -> None:
+        """What a sandbox is likely to use, before it goes on."""
+        await asyncio.to_thread(self._memory.page_in, used, waking)
+
     async def freeze(self, entry: SandboxEntry, uppers: Mapping[str, Path], *, shifted: bool) -> str:
         """Copy what a sandbox wrote into the image store."""
         shift = ids.RANGE_BASE if shifted and self._ids.kind == "range" else 0
