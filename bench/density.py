@@ -129,7 +129,7 @@ def note_all(rows: list[Row]) -> None:
         if row.per_gib is not None:
             note(f"{row.agent} per GiB, {mode}", row.per_gib, sense="more")
         if row.mode == "asleep, woken alone" and row.added_ms is not None:
-            note(f"ms until {row.agent} goes on, added by sleep", row.added_ms)
+            note(f"ms that sleep adds to {row.agent}", row.added_ms)
 
 
 async def run(wanted: list[str], count: int) -> bool:

@@ -26,7 +26,8 @@ from rollyard.store import Store
 START_S = 300.0  # for all of them to be installed and to make their first call
 _NEXT_S = 60.0
 _LIMITS = Limits(boot=START_S, agent=3600.0)  # of a machine that is as full as it gets
-_SCRIPT = {"steps": [*({"shell": "true"} for _ in range(24)), {"text": "done"}]}
+# some agents take the same command again and again for a loop, and end
+_SCRIPT = {"steps": [*({"shell": f"true {number}"} for number in range(24)), {"text": "done"}]}
 
 
 class HoldingPolicy:

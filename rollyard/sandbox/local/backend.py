@@ -31,7 +31,7 @@ from rollyard.images import mount_table
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
 from rollyard.sandbox import egress
-from rollyard.sandbox.gpus import SHARE, GpuPool
+from rollyard.sandbox.gpus import SHARE, GpuPool, find_held
 from rollyard.sandbox.local import cgroups, host_rules, ids, microvm, probe, view_root
 from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.binds import list_binds, make_bind
@@ -179,7 +179,8 @@ class LocalBackend:
             return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s)
 
     async def _open(self, spec: SandboxSpec) -> LocalSandbox:
-        reserved = self._gpus.reserve(spec.resources, share=bool(spec.options.get(SHARE)))
+        held = find_held(spec, ((box.info.labels, box.reserved) for box, _ in self._boxes.values()))
+        reserved = self._gpus.reserve(spec.resources, share=bool(spec.options.get(SHARE)), held=held)
         try:
             box = await self._open_with(spec, reserved.devices)
         except BaseException:  # cancelled too: nobody would release them
