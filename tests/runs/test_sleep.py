@@ -201,10 +201,10 @@ PAGES = (60 << 20) // 4096
 
 @pytest.mark.slow
 @needs_swap
-async def test_what_a_program_used_since_it_woke_is_there_before_it_goes_on_and_little_else(backend):
+async def test_what_a_program_used_since_it_woke_is_there_before_it_goes_on_and_little_else(tmp_path):
     """It holds 60 MB and uses 20 of them each time: those come back with `wake`, the other 40 stay where they are."""
-    backend._memory = MachineMemory(cores=10_000)  # some are always idle
-    async with backend.open(ry.SandboxSpec()) as box:
+    idle = LocalBackend(root=tmp_path / "home", cores=10_000)  # some are always idle
+    async with idle as backend, backend.open(ry.SandboxSpec()) as box:
         job = await box.start(["python3", "-c", HOLD], stdin=True)
         lines = job.stream()
 

@@ -74,6 +74,7 @@ class LocalBackend:
         isolation: Literal["gvisor", "microvm"] | None = None,
         devices: str | Path = "/dev",
         proc: str | Path = "/proc",
+        cores: int | None = None,
     ) -> None:
         self.root = private_dir(Path(root) if root else data_home())
         self.images = ImageStore(self.root)
@@ -95,7 +96,8 @@ class LocalBackend:
         self.level: Level = level or reached
         if self.level in ("no_cgroups", "no_proc"):
             self._cgroups = cgroups.Cgroups()
-        self._memory = MachineMemory(proc, (str(Path(tree.root).parent) for tree in self._cgroups.hierarchies))
+        groups = [str(Path(tree.root).parent) for tree in self._cgroups.hierarchies]
+        self._memory = MachineMemory(proc, groups, cores=cores)
         self._gpus = GpuPool(devices)
         self._gvisor = GvisorUse(always=isolation == "gvisor", level=self.level)
         self._microvm = MicrovmUse(always=isolation == "microvm", level=self.level, root=self.root)
