@@ -1,12 +1,13 @@
 """Density: how many agents wait for a model in one GiB, awake and asleep, and how much later an agent that slept goes on.
 
-Some agents of one kind are held at a model call and measured. Then one is answered, and the time until its next call is taken:
-awake, woken for the first time (nothing is known of what it uses, and it fetches its pages itself), woken alone later, and all
-woken at once. Times are those of a busy machine where it is one; CPU is what the sandbox used until that call, which other work
-changes little; the pages that are fetched for it are not in that. Asleep needs swap or zram, as root:
+Some agents of one kind are held at a model call and measured. Then they are answered, and the time until the next call is taken:
+woken for the first time (nothing is known of what they use), then in some rounds by turns awake, woken alone, and all woken
+at once. Times are those of a busy machine where it is one; CPU is what the sandbox used until that call, which other work changes
+little; pages that are fetched for it are not in that. The table is the one of docs/capacity.md. About a minute for each agent
+on a quiet machine. Asleep needs swap or zram, as root:
 
-    echo 3G > /sys/block/zram0/disksize && mkswap /dev/zram0 && swapon /dev/zram0
-    python -m bench.density [--agents pi,claude-code] [--count 4]
+    echo 8G > /sys/block/zram0/disksize && mkswap /dev/zram0 && swapon /dev/zram0
+    python -m bench.density [--agents pi,claude-code | --agents all] [--count 4]
     swapoff /dev/zram0 && echo 1 > /sys/block/zram0/reset
 """
 
@@ -17,7 +18,7 @@ import asyncio
 from statistics import median
 from typing import NamedTuple
 
-from bench.figures import note
+from bench.figures import note, read_machine
 from rollyard import agents as registry
 from rollyard.core.agent import Agent
 from rollyard.core.errors import Error, Unsupported
@@ -26,20 +27,33 @@ from rollyard.runs.doctor_capacity import find_installed, read_zram
 from rollyard.runs.held_agents import hold_agents
 from rollyard.sandbox.local.backend import LocalBackend
 
-MB = 2**20
+ALL = "all"
+ROUNDS = 3
 SETTLE_S = 2.0
+HEADER = """\
+| agent | mode | per GiB | ratio | next call, ms | added, ms | CPU of the agent, ms |
+|---|---|---|---|---|---|---|"""
 
 
 class Row(NamedTuple):
+    """`ratio` and `added_ms` are to the row of those that are awake."""
+
     agent: str
     mode: str
-    mb: float  # of one agent, with what zram holds of it
     next_ms: float  # from the answer to the next call
     cpu_ms: float  # of the sandbox, meanwhile
+    per_gib: float | None = None
+    ratio: float | None = None
+    added_ms: float | None = None
 
-    @property
-    def per_gib(self) -> float:
-        return 1024 / self.mb
+    def __str__(self) -> str:
+        cells = (f"{self.next_ms:.0f}", _cell(self.added_ms, ".0f"), f"{self.cpu_ms:.0f}")
+        memory = (_cell(self.per_gib, ".1f"), _cell(self.ratio, ".1f"))
+        return f"| {' | '.join((self.agent, self.mode, *memory, *cells))} |"
+
+
+def _cell(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
 
 
 class Answered(NamedTuple):
@@ -61,38 +75,66 @@ async def measure(place: LocalBackend, agent: Agent, count: int, *, sleeps: bool
             took = clock() - began
             return Answered(took, (await box.usage()).cpu_s - before)
 
-        async def put_to_sleep() -> float:
-            before = read_zram()
+        async def answer_each(*, asleep: bool = False) -> list[Answered]:
+            return [await answer(name, asleep=asleep) for name in names]
+
+        async def put_to_sleep() -> None:
             for box in boxes.values():
                 assert isinstance(box, Sleeps)
                 await box.put_to_sleep(freeze=agent.freeze_s > 0)
             await asyncio.sleep(SETTLE_S)
-            return (sum((await place.memory()).sandboxes.values()) + read_zram() - before) / count / MB
 
-        def row(mode: str, mb: float, answers: list[Answered]) -> Row:
-            return Row(agent.name, mode, mb, *(1e3 * median(times) for times in zip(*answers, strict=True)))
+        async def count_per_gib(zram: int = 0) -> float:
+            return count * 2**30 / (sum((await place.memory()).sandboxes.values()) + zram)
+
+        def row(mode: str, answers: list[Answered], per_gib: float | None = None) -> Row:
+            return Row(agent.name, mode, *(1e3 * median(times) for times in zip(*answers, strict=True)), per_gib)
 
         await asyncio.sleep(SETTLE_S)
-        awake = sum((await place.memory()).sandboxes.values()) / count / MB
-        for name in names:
-            await policy.answer(name)  # the first command that it runs takes it longer than others
-        rows = [row("awake", awake, [await answer(name) for name in names])]
+        awake_per_gib = await count_per_gib()
+        await answer_each()  # the first command that it runs takes it longer than others
         if not sleeps:
-            return rows
-        asleep = await put_to_sleep()
-        rows.append(row("asleep, woken first", asleep, [await answer(name, asleep=True) for name in names]))
-        await put_to_sleep()  # zram keeps what came back for a while, so how much they take is measured once
-        rows.append(row("asleep, woken alone", asleep, [await answer(name, asleep=True) for name in names]))
+            return [row("awake", [one for _ in range(ROUNDS) for one in await answer_each()], awake_per_gib)]
+        before = read_zram()
         await put_to_sleep()
-        together = list(await asyncio.gather(*(answer(name, asleep=True) for name in names)))
-        rows.append(row(f"asleep, {count} woken at once", asleep, together))
-        return rows
+        asleep_per_gib = await count_per_gib(read_zram() - before)  # once: zram keeps what came back for a while
+        first = await answer_each(asleep=True)
+        awake: list[Answered] = []
+        alone: list[Answered] = []
+        together: list[Answered] = []
+        for _ in range(ROUNDS):
+            await answer_each()  # what it slept through is back after this one
+            awake += await answer_each()
+            await put_to_sleep()
+            alone += await answer_each(asleep=True)
+            await put_to_sleep()
+            together += await asyncio.gather(*(answer(name, asleep=True) for name in names))
+        found = [
+            row("awake", awake, awake_per_gib),
+            row("asleep, woken for the first time", first, asleep_per_gib),
+            row("asleep, woken alone", alone),
+            row(f"asleep, {count} woken at once", together),
+        ]
+        return [found[0], *(compare(one, found[0]) for one in found[1:])]
+
+
+def compare(row: Row, awake: Row) -> Row:
+    ratio = row.per_gib / awake.per_gib if row.per_gib is not None and awake.per_gib is not None else None
+    return row._replace(ratio=ratio, added_ms=row.next_ms - awake.next_ms)
+
+
+def note_all(rows: list[Row]) -> None:
+    for row in rows:
+        mode = row.mode.partition(",")[0]
+        if row.per_gib is not None:
+            note(f"{row.agent} per GiB, {mode}", row.per_gib, sense="more")
+        if row.mode == "asleep, woken alone" and row.added_ms is not None:
+            note(f"ms that sleep adds to {row.agent}", row.added_ms)
 
 
 async def run(wanted: list[str], count: int) -> bool:
     """Whether all that were asked for are measured; of those that happen to be installed, some need the tools of a task."""
-    missing = False
-    print(f"{'agent':15}{'mode':25}{'MB':>6}{'per GiB':>8}{'next ms':>8}{'added':>7}{'CPU ms':>7}", flush=True)
+    missing, found = False, list[Row]()
     async with LocalBackend() as place:
         sleeps = True
         try:
@@ -100,27 +142,36 @@ async def run(wanted: list[str], count: int) -> bool:
         except Unsupported as error:
             sleeps = False
             print(f"asleep: not measured. {error}")
-        found: list[Row] = []
-        for agent in [registry.get(name) for name in wanted] or find_installed(place):
+        print(f"{count} of each; {read_machine()}\n\n{HEADER}", flush=True)
+        for agent in choose(wanted, place):
             try:
                 rows = await measure(place, agent, count, sleeps=sleeps)
             except* Error as errors:
                 missing, rows = True, []
-                print(f"{agent.name:15}not measured: {errors.exceptions[0]}")
+                print(f"{agent.name}: not measured. {find_first(errors)}")
             for row in rows:
-                added = f"{row.next_ms - rows[0].next_ms:.0f}" if row is not rows[0] else ""
-                memory = f"{row.mb:6.1f}{row.per_gib:8.1f}"
-                print(f"{row.agent:15}{row.mode:25}{memory}{row.next_ms:8.0f}{added:>7}{row.cpu_ms:7.0f}", flush=True)
-            found += rows[:2]  # however they are woken, they take as much
+                print(row, flush=True)
+            found += rows
     print()
-    for row in found:
-        note(f"{row.agent} per GiB, {row.mode.partition(',')[0]}", row.per_gib, sense="more")
-    return bool(found) and not (missing and wanted)
+    note_all(found)
+    return bool(found) and not (missing and wanted and wanted != [ALL])
+
+
+def choose(wanted: list[str], place: LocalBackend) -> list[Agent]:
+    if wanted == [ALL]:
+        return [agent for agent in map(registry.get, registry.names()) if agent.calls_model]
+    return [registry.get(name) for name in wanted] or find_installed(place)
+
+
+def find_first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--agents", default="", help="separated by commas; unset: all that are installed here")
+    parser.add_argument("--agents", default="", help="separated by commas; all: also those that are not yet installed")
     parser.add_argument("--count", type=int, default=4)
     asked = parser.parse_args()
     return 0 if asyncio.run(run([name for name in asked.agents.split(",") if name], asked.count)) else 1

@@ -6,7 +6,7 @@ percentiles, which a busy machine disturbs less; budgets are compared with the m
 at rest (it prepares ahead), and a burst shows what it does without that. Memory is the sum of the proportional set sizes
 of the processes of idle sandboxes, and the drop of MemAvailable, which also counts what the kernel keeps.
 
-    python -m bench.sandbox [--samples 60] [--live 200 | --full]
+    python -m bench.sandbox [--samples 60] [--live 1000]
 """
 
 from __future__ import annotations
@@ -221,10 +221,9 @@ async def measure(samples: int, live: int) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=60)
-    parser.add_argument("--live", type=int, default=200)
-    parser.add_argument("--full", action="store_true", help="1,000 live")
+    parser.add_argument("--live", type=int, default=1000, help="how many live at the same time")
     options = parser.parse_args()
-    fits = asyncio.run(measure(options.samples, 1000 if options.full else options.live))
+    fits = asyncio.run(measure(options.samples, options.live))
     others(min(options.samples, 20))
     return 0 if fits else 1
 

@@ -166,6 +166,19 @@ def test_figures_of_a_benchmark_that_broke_half_way_do_not_replace_recorded_ones
     done = run_bench(folder, "wire", "--record")
     assert done.returncode == 1 and recorded() == {"a": 3.0, "b": 1.0}
     assert "over budget or broken: wire" in done.stdout
+    (folder / "bench" / "wire.py").write_text(two.format(1.0, "note('b', 1.0)\nraise RuntimeError('lost')"))
+    done = run_bench(folder, "wire", "--record")
+    assert done.returncode == 1 and recorded() == {"a": 3.0, "b": 1.0}
+    assert "wire: broke after 2 figures, which are not recorded: RuntimeError: lost" in done.stdout
+
+
+def test_what_was_recorded_and_is_not_measured_any_more_is_named(tmp_path):
+    folder = copy_of_bench(tmp_path, wire="from bench.figures import note\nnote('a', 1.0)\nnote('b', 1.0)")
+    run_bench(folder, "wire", "--record")
+    (folder / "bench" / "wire.py").write_text("from bench.figures import note\nnote('a', 1.0)")
+    done = run_bench(folder, "wire")
+    assert done.returncode == 0
+    assert "wire, in part: recorded, and not measured now: b\n" in done.stdout
 
 
 def test_a_benchmark_with_a_command_of_its_own_is_named_with_it():

@@ -13,6 +13,7 @@ import anyio
 from rollyard.core.agent import Agent
 from rollyard.core.call import Call, Reply
 from rollyard.core.errors import AgentError
+from rollyard.core.limits import Limits
 from rollyard.core.protocols import Backend, Policy, Sandbox
 from rollyard.core.rollout import Rollout
 from rollyard.core.task import Task
@@ -22,9 +23,11 @@ from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.run.run import Run
 from rollyard.store import Store
 
-START_S = 180.0  # for all of them to make their first call
+START_S = 300.0  # for all of them to be installed and to make their first call
 _NEXT_S = 60.0
-_SCRIPT = {"steps": [*({"shell": "true"} for _ in range(8)), {"text": "done"}]}
+_LIMITS = Limits(boot=START_S, agent=3600.0)  # of a machine that is as full as it gets
+# some agents take the same command again and again for a loop, and end
+_SCRIPT = {"steps": [*({"shell": f"true {number}"} for number in range(24)), {"text": "done"}]}
 
 
 class HoldingPolicy:
@@ -86,7 +89,7 @@ async def hold_agents(
             Gate(policy, log=store) as gate,
             Run(
                 [Task(id="hold", instruction="Run the command `true`.")],
-                agent=agent, attempts=count, parallel=count, retries=0, sandbox=place, gate=gate, store=store,
+                agent=agent, attempts=count, parallel=count, retries=0, sandbox=place, gate=gate, store=store, limits=_LIMITS,
                 hooks=Hooks(after_setup=(keep,)),
             ) as run,
         ):  # fmt: skip

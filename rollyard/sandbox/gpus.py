@@ -11,14 +11,14 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from rollyard.core.errors import SandboxUnavailable, Unsupported
 from rollyard.core.home import data_home, private_dir
-from rollyard.core.sandbox import Resources
+from rollyard.core.sandbox import Resources, SandboxSpec
 
 SHARE = "gpu_share"  # the option by which sandboxes that all have it may have the same GPUs
 _NODE = re.compile(r"nvidia(\d+)")
@@ -40,6 +40,10 @@ class GpuReservation:
     def __init__(self, gpus: Sequence[Gpu], devices: Sequence[str], locks: Sequence[int]) -> None:
         self.gpus, self.devices = tuple(gpus), tuple(devices)
         self._locks = list(locks)
+
+    def share(self) -> GpuReservation:
+        """The same GPUs once more: they are free when both are released."""
+        return GpuReservation(self.gpus, self.devices, [os.dup(lock) for lock in self._locks])
 
     def release(self) -> None:
         while self._locks:
@@ -74,20 +78,22 @@ class GpuPool:
         if lifetime != "owner":
             raise Unsupported("GPUs are reserved by the process that opens the sandbox", hint="say lifetime='owner'")
 
-    def reserve(self, asked: Resources, *, share: bool) -> GpuReservation:
-        """As many as are asked for, or an error that may be tried again."""
+    def reserve(self, asked: Resources, *, share: bool, held: GpuReservation | None = None) -> GpuReservation:
+        """As many as are asked for, or an error that may be tried again. Those that are `held` for it already are enough."""
         if not asked.gpus:
             return GpuReservation((), (), ())
+        if held is not None and set(held.gpus) <= set(self._fitting(asked)) and len(held.gpus) == asked.gpus:
+            return held.share()
         place = private_dir(data_home() / "gpus")
-        held: list[tuple[Gpu, int]] = []
+        got: list[tuple[Gpu, int]] = []
         for gpu in self._fitting(asked):
-            if len(held) < asked.gpus and (lock := _lock(place / str(gpu.number), share=share)) is not None:
-                held.append((gpu, lock))
-        reserved = GpuReservation([gpu for gpu, _ in held], self._nodes(held), [lock for _, lock in held])
-        if len(held) < asked.gpus:
+            if len(got) < asked.gpus and (lock := _lock(place / str(gpu.number), share=share)) is not None:
+                got.append((gpu, lock))
+        reserved = GpuReservation([gpu for gpu, _ in got], self._nodes(got), [lock for _, lock in got])
+        if len(got) < asked.gpus:
             reserved.release()
             raise SandboxUnavailable(
-                f"{asked.gpus} GPUs were asked for and {len(held)} are free", hint="others have them; try again later"
+                f"{asked.gpus} GPUs were asked for and {len(got)} are free", hint="others have them; try again later"
             )
         return reserved
 
@@ -95,9 +101,21 @@ class GpuPool:
         wanted = [kind.lower() for kind in asked.gpu_types]
         return [gpu for gpu in self.list() if not wanted or any(kind in (gpu.kind or "").lower() for kind in wanted)]
 
-    def _nodes(self, held: Sequence[tuple[Gpu, int]]) -> list[str]:
+    def _nodes(self, got: Sequence[tuple[Gpu, int]]) -> list[str]:
         common = [str(self._devices / name) for name in _COMMON if (self._devices / name).exists()]
-        return [*(gpu.path for gpu, _ in held), *common]
+        return [*(gpu.path for gpu, _ in got), *common]
+
+
+def find_held(
+    spec: SandboxSpec, live: Iterable[tuple[Mapping[str, str], GpuReservation | None]]
+) -> GpuReservation | None:
+    """What a verifier's sandbox has not to reserve: the GPUs of its rollout's own, whose agent has ended. On a machine where
+    all are taken no rollout could be judged otherwise. `live` are the labels and reservations of the backend's sandboxes."""
+    rollout = spec.labels.get("rollyard.rollout")
+    if rollout is None or spec.labels.get("rollyard.role") != "verifier":
+        return None
+    own = (held for labels, held in live if labels.get("rollyard.rollout") == rollout and "rollyard.role" not in labels)
+    return next(own, None)
 
 
 def _lock(path: Path, *, share: bool) -> int | None:

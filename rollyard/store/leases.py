@@ -66,7 +66,7 @@ def claim(
     )
     wanted = [owed, run_out]
     if images is not None:
-        wanted[:0] = _preferences(connection, run_id, now, and_(of_run, owed), owed, images)
+        wanted[:0] = _preferences(connection, run_id, now, and_(of_run, owed), owed, images, gpus)
     for free in wanted:
         query = select(attempts).where(of_run, free).order_by(attempts.c.position).limit(1)
         row = connection.execute(query.with_for_update(skip_locked=True)).mappings().first()
@@ -76,9 +76,9 @@ def claim(
 
 
 def _preferences(
-    connection: Connection, run_id: str, now: float, to_claim: Any, owed: Any, images: Sequence[str]
+    connection: Connection, run_id: str, now: float, to_claim: Any, owed: Any, images: Sequence[str], gpus: int | None
 ) -> list[Any]:
-    """Of what is owed: what the worker's machine has, then what no worker is at."""
+    """Of what is owed: on a machine with GPUs what needs some, then what the worker's machine has, then what no worker is at."""
     query = select(attempts.c.position).where(to_claim).order_by(attempts.c.position).limit(1)
     first = connection.execute(query).scalar()
     if first is None:
@@ -86,7 +86,8 @@ def _preferences(
     near = and_(owed, attempts.c.position <= first + AHEAD)
     out = attempts.alias()
     at_work = select(out.c.image).where(out.c.run_id == run_id, out.c.state == "leased", out.c.expires_at > now)
-    return [and_(near, attempts.c.image.in_(["", *images])), and_(near, attempts.c.image.not_in(at_work))]
+    for_gpus = [and_(near, attempts.c.gpus > 0)] if gpus else []
+    return [*for_gpus, and_(near, attempts.c.image.in_(["", *images])), and_(near, attempts.c.image.not_in(at_work))]
 
 
 def _take(connection: Connection, row: Mapping[Any, Any], owner: str, now: float, ttl_s: float) -> Lease:

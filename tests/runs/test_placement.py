@@ -6,14 +6,16 @@ import anyio
 import pytest
 
 import rollyard as ry
+from rollyard.core.errors import ConfigError
 from rollyard.core.ids import new_id
 from rollyard.core.lease import Attempt
+from rollyard.core.sandbox import Resources
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.images.store import ImageStore
 from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.run.assignment import Assignment, needed_image
 from rollyard.runs.run.config import RunConfig
-from rollyard.runs.run.ray_executor import have_gpus
+from rollyard.runs.run.ray_executor import check_gpus, count_gpus
 from rollyard.runs.run.shipping import NodeImages, pack_work
 from rollyard.runs.run.worker import Worker, WorkerResources
 from rollyard.sandbox.local.backend import LocalBackend
@@ -109,11 +111,20 @@ async def test_two_workers_run_everything_and_fetch_images_as_they_need_them(tmp
     assert rewards == [1.0] * 12
 
 
-async def test_a_cluster_has_gpus_where_a_node_for_rollouts_has_some():
-    plain = {"Alive": True, "Resources": {"rollyard": 1.0}}
+def test_gpus_are_those_of_the_nodes_that_rollouts_run_on():
+    plain = {"NodeID": "a", "Alive": True, "Resources": {"rollyard": 1.0}}
     model = {"NodeID": "model", "Alive": True, "Resources": {"GPU": 8.0}}
-    assert not have_gpus([{"NodeID": "a", **plain}, model])
     both = {"NodeID": "b", "Alive": True, "Resources": {"rollyard": 1.0, "GPU": 1.0}}
-    assert have_gpus([{"NodeID": "a", **plain}, model, both])
-    assert have_gpus([model])
-    assert not have_gpus([{**both, "Alive": False}, {"NodeID": "a", **plain}])
+    assert count_gpus([plain, model]) == {"a": 0}
+    assert count_gpus([plain, model, both]) == {"a": 0, "b": 1}
+    assert count_gpus([model]) == {"model": 8}
+    assert count_gpus([{**both, "Alive": False}, plain]) == {"a": 0}
+
+
+def test_a_task_that_needs_more_gpus_than_any_node_has_is_refused_where_some_have_any():
+    task = Task(id="big", instruction="x", resources=Resources(gpus=4))
+    work = Assignment(run_id="r", config=RunConfig(), tasks={"big": task}, agents={})
+    check_gpus(work, 4)
+    check_gpus(work, 0)
+    with pytest.raises(ConfigError, match="task 'big' needs 4 GPUs, and no node for rollouts has more than 2"):
+        check_gpus(work, 2)

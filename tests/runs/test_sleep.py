@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import anyio
@@ -17,6 +18,8 @@ from rollyard.runs.rollout.sleep import SleepingPolicy
 from rollyard.runs.rollout.stages import Stages, nowhere
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.sandbox.local.cgroups import Group
+from rollyard.sandbox.local.memory import MachineMemory
+from rollyard.sandbox.local.page_in import Regions
 from tests.runs.conftest import HELLO
 from tests.runs.test_run import finish, tasks
 
@@ -189,16 +192,20 @@ async def test_the_memory_of_a_sandbox_goes_to_swap_and_its_programs_go_on(backe
             pass
 
 
+HOLD = "import mmap, os\nx = mmap.mmap(-1, 60 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
+HOLD += "for at in range(0, 60 << 20, 4096): x[at:at + 1024] = os.urandom(1024)\n"
+HOLD += "print('ready', flush=True)\n"
+HOLD += "while input(): print('used', sum(x[at] for at in range(0, 20 << 20, 4096)), flush=True)"
+PAGES = (60 << 20) // 4096
+
+
 @pytest.mark.slow
 @needs_swap
-async def test_what_a_program_used_since_it_woke_is_there_before_it_goes_on_and_nothing_else(backend):
+async def test_what_a_program_used_since_it_woke_is_there_before_it_goes_on_and_little_else(tmp_path):
     """It holds 60 MB and uses 20 of them each time: those come back with `wake`, the other 40 stay where they are."""
-    hold = "import mmap, os\nx = mmap.mmap(-1, 60 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"
-    hold += "for at in range(0, 60 << 20, 4096): x[at:at + 1024] = os.urandom(1024)\n"
-    hold += "print('ready', flush=True)\n"
-    hold += "while input(): print('used', sum(x[at] for at in range(0, 20 << 20, 4096)), flush=True)"
-    async with backend.open(ry.SandboxSpec()) as box:
-        job = await box.start(["python3", "-c", hold], stdin=True)
+    idle = LocalBackend(root=tmp_path / "home", cores=10_000)  # some are always idle
+    async with idle as backend, backend.open(ry.SandboxSpec()) as box:
+        job = await box.start(["python3", "-c", HOLD], stdin=True)
         lines = job.stream()
 
         async def use(word: bytes = b"used") -> None:
@@ -212,14 +219,51 @@ async def test_what_a_program_used_since_it_woke_is_there_before_it_goes_on_and_
             before = (await backend.memory()).swapped[box.id]
             assert before > 50 << 20
             await box.wake()
-            await anyio.sleep(0.5)
             return (before - (await backend.memory()).swapped[box.id]) / 2**20
 
         await use(b"ready")
         assert await sleep_and_wake() < 10  # all that was ever allocated is no guide
         await use()
-        assert 19 < await sleep_and_wake() < 35
+        assert 16 < await sleep_and_wake() < 35
         await use()
+
+
+@pytest.fixture
+def holder():
+    """A program that holds 60 MB and does nothing."""
+    with subprocess.Popen([sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        yield process.pid
+        process.kill()
+
+
+def count_pages(resident: Regions) -> int:
+    return sum((end - start) // 4096 for regions in resident.values() for start, end in regions)
+
+
+@pytest.mark.slow
+@needs_swap
+def test_what_is_used_no_more_is_fetched_ahead_for_eight_wakings_at_most(holder):
+    memory = MachineMemory(cores=10_000)
+    resident = memory.page_out(holder)
+    fetched = [count_pages(resident)]
+    assert fetched[0] > PAGES
+    for waking in range(8):
+        memory.page_in(resident, waking)
+        resident = memory.page_out(holder)
+        fetched.append(count_pages(resident))
+    assert all(later < earlier for earlier, later in pairwise(fetched[:8]))
+    assert fetched[8] < PAGES // 20
+
+
+@pytest.mark.slow
+@needs_swap
+@pytest.mark.parametrize(("running", "fetches"), [(1, True), (2, True), (3, False), (40, False)])
+def test_pages_are_fetched_ahead_only_where_cores_are_idle(holder, tmp_path, running, fetches):
+    (tmp_path / "loadavg").write_text(f"0.10 0.20 0.30 {running}/900 4711\n")
+    resident = MachineMemory().page_out(holder)
+    MachineMemory(tmp_path, cores=4).page_in(resident, 1)
+    assert (count_pages(MachineMemory().page_out(holder)) > PAGES // 2) == fetches
 
 
 @pytest.mark.slow

@@ -133,7 +133,8 @@ def test_a_task_that_asks_for_one_is_refused_only_where_there_is_none():
 
 
 @pytest.mark.slow
-async def test_a_rollout_has_the_gpu_its_task_asks_for(backend):
+async def test_a_rollout_has_the_gpu_its_task_asks_for_and_is_judged_with_it_when_no_other_is_free(backend, devices):
+    (devices / "nvidia1").unlink()
     task = Task(id="t", instruction="x", resources=ONE)
     script = ry.policy.scripted({"steps": [{"shell": "ls /dev | grep -c nvidia0 > out.txt"}, {"text": "done"}]})
     check = ['test "$(cat out.txt)" = 1']

@@ -48,7 +48,7 @@ _LOOPBACK = (
 
 
 class RayNode:
-    """`inside` is a command that runs another one in a place of its own (`ip netns exec NAME`)."""
+    """`inside` is a command that runs another one in a place of its own (`ip netns exec NAME`), `options` are of `ray start`."""
 
     def __init__(
         self,
@@ -59,12 +59,13 @@ class RayNode:
         inside: Sequence[str],
         env: Mapping[str, str],
         grown: Mapping[str, float] | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self.mark = f"{place.name}-{secrets.token_hex(4)}"
         self.ip = ip
         self._log = place / f"{self.mark}.log"
         command = [*inside, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
-        command += [f"--node-ip-address={ip}", f"--object-store-memory={OBJECTS_BYTES}", "--num-cpus=1"]
+        command += [f"--node-ip-address={ip}", f"--object-store-memory={OBJECTS_BYTES}", "--num-cpus=1", *options]
         if head is None:
             self.port = free_port(ip)
             command += ["--head", f"--port={self.port}", "--include-dashboard=false", f"--temp-dir={place}"]
@@ -168,7 +169,7 @@ class RayCluster:
     def address(self) -> str:
         return f"{self.nodes[0].ip}:{self.nodes[0].port}"
 
-    def add(self, *, ip: str | None = None, inside: Sequence[str] = ()) -> RayNode:
+    def add(self, *, ip: str | None = None, inside: Sequence[str] = (), options: Sequence[str] = ()) -> RayNode:
         number, self._made = str(self._made), self._made + 1
         env = {name: value.replace("{n}", number) for name, value in self._env.items()}
         node = RayNode(
@@ -178,6 +179,7 @@ class RayCluster:
             inside=inside,
             env=env,
             grown=self._grown,
+            options=options,
         )
         self.nodes.append(node)
         if len(self.nodes) == 1:

@@ -106,6 +106,13 @@ async def test_what_needs_more_gpus_than_a_machine_has_is_left_for_others(store)
     assert await claimed(store) == 1  # a worker that has not to leave any
 
 
+async def test_a_machine_with_gpus_takes_first_what_needs_them(store):
+    await store.create_run({}, id="run1")
+    new = [Attempt(id=f"a{n}", run_id="run1", task_id=f"t{n}", number=n, gpus=n // 2) for n in range(3)]
+    await store.add_attempts("run1", new)
+    assert [await claimed(store, gpus=gpus) for gpus in (0, 1, 1)] == [0, 2, 1]
+
+
 async def test_claims_at_the_same_moment_never_give_one_attempt_twice(store):
     await run_with(store, 30)
     leases = await asyncio.gather(*(store.claim("run1", owner=f"w{n}", ttl_s=10) for n in range(40)))

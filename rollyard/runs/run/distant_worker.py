@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from rollyard.core.errors import Error, Retry
+from rollyard.core.errors import ConfigError, Error, Retry
 from rollyard.core.rollout import Rollout
 from rollyard.gate import Gate
 from rollyard.runs.rollout.open_backend import open_named
@@ -36,7 +36,7 @@ class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
     slots: float  # rollouts at a time
     sharers: int = 1  # workers of the run on the same machine
     parcels: Parcels = Parcels()
-    gpus_apart: bool = False  # some machines of the run have GPUs: what needs some is theirs alone
+    gpus: int | None = None  # that this machine is said to have, where what needs some goes to the machines that do
     secrets: Mapping[str, str] = {}
 
     def __repr__(self) -> str:
@@ -86,9 +86,22 @@ async def work_here(posting: NodeAssignment) -> None:
             provision,
             sharers=posting.sharers,
             images=NodeImages(posting.parcels, store, provision.images) if store.shared else None,
-            gpus=backend.gpus if posting.gpus_apart and isinstance(backend, LocalBackend) else None,
+            gpus=_check_gpus(posting, backend.gpus) if isinstance(backend, LocalBackend) else None,
         )
         await Worker(work, means).run(posting.slots, _ignore)
+
+
+def _check_gpus(posting: NodeAssignment, there: int) -> int | None:
+    """How many an attempt may need here. A machine that cannot show its own to sandboxes would let those that need them wait for
+    ever."""
+    if posting.gpus is None:
+        return None
+    if there < posting.gpus and any(task.resources.gpus for task in posting.work.tasks.values()):
+        raise ConfigError(
+            f"this node is said to have {posting.gpus} GPUs, and sandboxes on it can have {there}",
+            hint="they need a device node each (/dev/nvidia0) and the isolation level namespace: `rollyard doctor` there",
+        )
+    return there
 
 
 async def _ignore(_: Rollout) -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
+import msgspec
 
 from rollyard.core.errors import ConfigError, MissingExtra, Unsupported
 from rollyard.core.numbers import check_least
@@ -83,6 +84,9 @@ class Ray:
     async def open(self, work: Assignment, given: RunResources, record: Record) -> AsyncGenerator[Workers]:
         ray = await self._connect()
         nodes = self._wanted or len(await _off_loop(lambda: _live_nodes(ray)))
+        most = await _off_loop(lambda: max(count_gpus(ray.nodes()).values(), default=0))
+        if self._wanted is None:
+            check_gpus(work, most)
         await record()
         posting = NodeAssignment(
             work=work,
@@ -90,7 +94,7 @@ class Ray:
             slots=work.config.slots(nodes * self._per_node),
             sharers=self._per_node,
             parcels=await pack_work(work, given.store),
-            gpus_apart=await _off_loop(lambda: _have_gpus(ray)),
+            gpus=0 if most else None,
             secrets=read_secrets(work.config.key_env),
         )
         crew = _RayWorkers(ray, posting, given, self._per_node, self._detached, marked=self._wanted is not None)
@@ -238,15 +242,21 @@ def _live_nodes(ray: Any, *, marked: bool = False) -> list[str]:
     return choose_nodes(ray.nodes(), marked=marked)
 
 
-def have_gpus(nodes: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether one of the nodes that rollouts run on has a GPU, as Ray counts them."""
+def count_gpus(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Of each node that rollouts run on, as Ray counts them."""
     nodes = list(nodes)
     chosen = set(choose_nodes(nodes))
-    return any(node["NodeID"] in chosen and node.get("Resources", {}).get("GPU", 0) >= 1 for node in nodes)
+    return {node["NodeID"]: int(node.get("Resources", {}).get("GPU", 0)) for node in nodes if node["NodeID"] in chosen}
 
 
-def _have_gpus(ray: Any) -> bool:
-    return have_gpus(ray.nodes())
+def check_gpus(work: Assignment, most: int) -> None:
+    """What needs more than any node has would wait for ever. Where none has any, each such attempt is refused by its node."""
+    for task in work.tasks.values():
+        if most and (task.resources.gpus or 0) > most:
+            raise ConfigError(
+                f"task {task.id!r} needs {task.resources.gpus} GPUs, and no node for rollouts has more than {most}",
+                hint="add a node that has as many (`ray start --num-gpus`), or leave the task out",
+            )
 
 
 def _request_nodes(ray: Any, count: int) -> None:
@@ -257,6 +267,9 @@ def _request_nodes(ray: Any, count: int) -> None:
 
 def _actor(ray: Any, name: str, node: str, posting: NodeAssignment, detached: bool) -> Any:
     strategies: Any = import_module("ray.util.scheduling_strategies")
+    nodes = ray.nodes()
+    if posting.gpus is not None:
+        posting = msgspec.structs.replace(posting, gpus=count_gpus(nodes).get(node, 0))
     return (
         ray.remote(NodeWorker)
         .options(
@@ -265,7 +278,7 @@ def _actor(ray: Any, name: str, node: str, posting: NodeAssignment, detached: bo
             lifetime="detached" if detached else None,
             get_if_exists=True,
             num_cpus=0,
-            resources={MARK: HELD} if node in choose_nodes(ray.nodes(), marked=True) else None,
+            resources={MARK: HELD} if node in choose_nodes(nodes, marked=True) else None,
             max_restarts=0,
             scheduling_strategy=strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False),
         )

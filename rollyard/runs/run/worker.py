@@ -68,7 +68,7 @@ class WorkerResources(NamedTuple):
     sink: EventSink = nowhere
     sharers: int = 1  # workers of the run on this machine
     images: NodeImages | None = None  # of a machine that fetches them from the store
-    gpus: int | None = None  # the most that an attempt may need here, where other machines have more
+    gpus: int | None = None  # of this machine, where attempts that need some go to the machines that have them
 
 
 class Worker:
@@ -131,7 +131,7 @@ class Worker:
     async def _claim(self) -> Lease | None:
         run_id, ttl_s = self._work.run_id, self._config.lease_s
         bounds = {**self._work.concurrency, **dict.fromkeys(self._health.stopped, 0)}
-        images, gpus = self._means.images, self._means.gpus
+        images, gpus = self._means.images, self._count_free_gpus()
         held = None if images is None else images.held
         lease = await self._store.claim(
             run_id,
@@ -145,6 +145,12 @@ class Worker:
         if images is not None and lease is not None:
             images.expect(lease.attempt.image)
         return lease
+
+    def _count_free_gpus(self) -> int | None:
+        """An attempt that was claimed beyond them would find none when its sandbox opens."""
+        if self._means.gpus is None:
+            return None
+        return max(0, self._means.gpus - sum(lease.attempt.gpus for lease, _ in self._held.values()))
 
     async def _nothing_left(self) -> bool:
         if await self._over_budget():

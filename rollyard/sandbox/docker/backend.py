@@ -28,7 +28,7 @@ from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream, 
 from rollyard.sandbox.docker.faults import is_gone
 from rollyard.sandbox.docker.images import BuildRequest
 from rollyard.sandbox.docker.routes import NetnsWay, Route, Way
-from rollyard.sandbox.gpus import SHARE, GpuPool
+from rollyard.sandbox.gpus import SHARE, GpuPool, find_held
 from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.relay import RelayWay
 from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
@@ -165,7 +165,8 @@ class DockerBackend:
             return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s, idempotent=True)
 
     async def _open(self, spec: SandboxSpec) -> DockerSandbox:
-        reserved = self._gpus.reserve(spec.resources, share=bool(spec.options.get(SHARE)))
+        held = find_held(spec, ((box.info.labels, box.reserved) for box in self._boxes.values()))
+        reserved = self._gpus.reserve(spec.resources, share=bool(spec.options.get(SHARE)), held=held)
         try:
             box = await self._open_with(spec, container.show_gpus(reserved, self._engine.info.get("Runtimes") or {}))
         except BaseException:  # cancelled too: else they would never be released

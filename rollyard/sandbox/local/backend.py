@@ -31,7 +31,7 @@ from rollyard.images import mount_table
 from rollyard.images.rootfs import Rootfs
 from rollyard.images.store import ImageStore
 from rollyard.sandbox import egress
-from rollyard.sandbox.gpus import SHARE, GpuPool
+from rollyard.sandbox.gpus import SHARE, GpuPool, find_held
 from rollyard.sandbox.local import cgroups, host_rules, ids, microvm, probe, view_root
 from rollyard.sandbox.local.abilities import capabilities
 from rollyard.sandbox.local.binds import list_binds, make_bind
@@ -74,6 +74,7 @@ class LocalBackend:
         isolation: Literal["gvisor", "microvm"] | None = None,
         devices: str | Path = "/dev",
         proc: str | Path = "/proc",
+        cores: int | None = None,
     ) -> None:
         self.root = private_dir(Path(root) if root else data_home())
         self.images = ImageStore(self.root)
@@ -95,7 +96,8 @@ class LocalBackend:
         self.level: Level = level or reached
         if self.level in ("no_cgroups", "no_proc"):
             self._cgroups = cgroups.Cgroups()
-        self._memory = MachineMemory(proc, (str(Path(tree.root).parent) for tree in self._cgroups.hierarchies))
+        groups = [str(Path(tree.root).parent) for tree in self._cgroups.hierarchies]
+        self._memory = MachineMemory(proc, groups, cores=cores)
         self._gpus = GpuPool(devices)
         self._gvisor = GvisorUse(always=isolation == "gvisor", level=self.level)
         self._microvm = MicrovmUse(always=isolation == "microvm", level=self.level, root=self.root)
@@ -179,7 +181,8 @@ class LocalBackend:
             return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s)
 
     async def _open(self, spec: SandboxSpec) -> LocalSandbox:
-        reserved = self._gpus.reserve(spec.resources, share=bool(spec.options.get(SHARE)))
+        held = find_held(spec, ((box.info.labels, box.reserved) for box, _ in self._boxes.values()))
+        reserved = self._gpus.reserve(spec.resources, share=bool(spec.options.get(SHARE)), held=held)
         try:
             box = await self._open_with(spec, reserved.devices)
         except BaseException:  # cancelled too: nobody would release them
@@ -440,6 +443,10 @@ class LocalBackend:
     async def page_out(self, pid: int) -> Regions:
         """A sandbox's memory by its first process; what is used comes back. Gives what was in memory before."""
         return await asyncio.to_thread(self._memory.page_out, pid)
+
+    async def page_in(self, used: Regions, waking: int) -> None:
+        """What a sandbox is likely to use, before it goes on."""
+        await asyncio.to_thread(self._memory.page_in, used, waking)
 
     async def freeze(self, entry: SandboxEntry, uppers: Mapping[str, Path], *, shifted: bool) -> str:
         """Copy what a sandbox wrote into the image store."""

@@ -24,7 +24,7 @@ from rollyard.sandbox.local.files import LocalFiles
 from rollyard.sandbox.local.inner import protocol
 from rollyard.sandbox.local.job import ANSWER_S, LocalJob
 from rollyard.sandbox.local.journal import Home, SandboxEntry, has_ended
-from rollyard.sandbox.local.page_in import Regions, page_in
+from rollyard.sandbox.local.page_in import Regions
 from rollyard.sandbox.local.probe import NAMESPACED
 from rollyard.sandbox.local.usage import read_usage
 from rollyard.sandbox.local.view_root import save_changes
@@ -49,7 +49,7 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         self._backend = backend
         self.group = Group(entry.cgroups)
         self._oom_seen = 0
-        self._has_slept = False
+        self._sleeps = 0
         self._used: Regions = {}  # what it used between its last two sleeps
         self.reserved: GpuReservation | None = None
 
@@ -273,14 +273,15 @@ class LocalSandbox(ProgramCalls, LocalFiles):
             await self._ask("pause", on=True)
         self.group.allow_swap(True)
         resident = await self._backend.page_out(self.info.pid)
-        self._used = resident if self._has_slept else {}  # the first time it is all that was ever allocated
-        self._has_slept = True
+        # the first time it is all that was ever allocated, of which a program uses next to nothing
+        self._used = resident if self._sleeps else {}
+        self._sleeps += 1
 
     async def wake(self) -> None:
         self.group.allow_swap(False)
         used, self._used = self._used, {}
         if used:
-            await asyncio.to_thread(page_in, used)
+            await self._backend.page_in(used, self._sleeps)
         await self._ask("pause", on=False)
 
     async def alive(self) -> bool:

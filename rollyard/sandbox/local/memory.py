@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from rollyard.core.sandbox import MemoryUse
-from rollyard.sandbox.local.page_in import Regions, find_resident
+from rollyard.sandbox.local.page_in import THREADS, Regions, find_resident, page_in
 from rollyard.sandbox.local.page_out import page_out
 
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -22,9 +22,10 @@ _CACHE = ("inactive_file", "total_inactive_file")
 class MachineMemory:
     """`proc` is where the machine's own numbers are, `groups` the control groups that all sandboxes are in."""
 
-    def __init__(self, proc: str | Path = "/proc", groups: Iterable[str] = ()) -> None:
+    def __init__(self, proc: str | Path = "/proc", groups: Iterable[str] = (), *, cores: int | None = None) -> None:
         self._proc = Path(proc)
         self._groups = tuple(Path(root) for root in groups)
+        self._cores = cores or len(os.sched_getaffinity(0))
 
     def read(self, sandboxes: Mapping[str, int]) -> MemoryUse:
         """`sandboxes` are the first processes of each, by the sandbox's id."""
@@ -54,6 +55,16 @@ class MachineMemory:
         resident = find_resident(pids, self._proc)
         page_out(pids, self._proc)
         return resident
+
+    def page_in(self, used: Regions, waking: int) -> None:
+        """Where at least two cores beside the program's own are idle: with fewer it fetches what it needs as fast itself."""
+        if (idle := self.count_idle_cores()) > 1:
+            page_in(used, waking, min(idle, THREADS))
+
+    def count_idle_cores(self) -> int:
+        """At this moment; who asks counts as busy, and stands for the program that goes on."""
+        running = int((self._proc / "loadavg").read_text().split()[3].partition("/")[0])
+        return max(0, self._cores - running)
 
     def processes(self, first: int) -> list[int]:
         """A process and all that it and its children started; a sandbox's orphans are its first process's."""

@@ -178,6 +178,7 @@ def _closed(place: SandboxSpec) -> SandboxSpec:
     return msgspec.structs.replace(
         place, env={}, mounts=(), network="none", allowed_hosts=(), lifetime="owner",
         labels={**place.labels, "rollyard.role": "verifier-code"},
+        resources=msgspec.structs.replace(place.resources, gpus=None, gpu_types=()),
     )  # fmt: skip
 
 
