@@ -65,10 +65,10 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="each with its own defaults: longer, steadier")
     parser.add_argument("--record", action="store_true", help=f"keep the figures in {figures.BASELINE.name}")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="the longest that one benchmark may take")
-    asked = parser.parse_args()
-    if apart := sorted(set(asked.names) & set(APART)):
+    args = parser.parse_args()
+    if apart := sorted(set(args.names) & set(APART)):
         parser.error(f"{apart[0]} has a command of its own: python -m bench.{apart[0]} ({APART[apart[0]]})")
-    if unknown := set(asked.names) - set(BENCHES):
+    if unknown := set(args.names) - set(BENCHES):
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
@@ -80,9 +80,9 @@ def main() -> int:
         where = Path(folder) / "figures"
         name = ""
         try:
-            for name in asked.names or BENCHES:
+            for name in args.names or BENCHES:
                 print(f"\n== {name}", flush=True)
-                ended = run(name, () if asked.full else BENCHES[name], where, asked.limit_s)
+                ended = run(name, () if args.full else BENCHES[name], where, args.limit_s)
                 noted = {figure.name for figure in figures.read(where) if figure.bench == name}
                 missing = before[name].figures.keys() - noted if name in before else set[str]()
                 is_over = ended.code == 1 and noted and not missing
@@ -90,7 +90,7 @@ def main() -> int:
                     not_run[name] = ended.said
                 elif ended.code != 0 and not is_over:
                     not_run[name] = f"broke after {len(noted)} figures, which are not recorded: {ended.said}"
-                elif asked.record:
+                elif args.record:
                     figures.record([one for one in figures.read(where) if one.bench == name], machine)
                 if ended.code not in (0, figures.NOT_HERE) or (ended.code == 0 and not noted):
                     failed.append(name)

@@ -79,8 +79,8 @@ def multiply_sqlite(path: Path, copies: int, done: int) -> None:
 async def multiply_postgres(url: str, copies: int, done: int) -> None:
     connection = await asyncpg.connect(url)
     for table in COPIED:
-        asked = "SELECT column_name FROM information_schema.columns WHERE table_name = $1"
-        columns = [row["column_name"] for row in await connection.fetch(asked, table)]
+        query = "SELECT column_name FROM information_schema.columns WHERE table_name = $1"
+        columns = [row["column_name"] for row in await connection.fetch(query, table)]
         await connection.execute(copying(table, columns, copies, done, f"generate_series(1, {copies - 1}) AS copy(n)"))
     await connection.execute("VACUUM ANALYZE")
     await connection.close()
@@ -130,7 +130,7 @@ def resume(kind: str, store: str, run_id: str, what: str, env: dict[str, str]) -
     note(f"MB, {kind}: most that its process held, {what}", peak, 300.0)
 
 
-async def measure(kind: str, folder: Path, asked: argparse.Namespace) -> None:
+async def measure(kind: str, folder: Path, args: argparse.Namespace) -> None:
     upstream = Upstream()
     server = PostgresServer(durable=False) if kind == "postgresql" else None
     try:
@@ -142,12 +142,12 @@ async def measure(kind: str, folder: Path, asked: argparse.Namespace) -> None:
         env = {**os.environ, "ROLLYARD_HOME": str(folder / "home")}
         store = server.url if server else str(folder / "large.db")
         run_id = await asyncio.to_thread(begin, store, config, env)
-        copies, done = asked.attempts // MODELS, asked.attempts - asked.owed
+        copies, done = args.attempts // MODELS, args.attempts - args.owed
         if server:
             await multiply_postgres(server.url, copies, done)
         else:
             await asyncio.to_thread(multiply_sqlite, folder / "large.db", copies, done)
-        await asyncio.to_thread(resume, kind, store, run_id, f"{asked.owed} owed", env)
+        await asyncio.to_thread(resume, kind, store, run_id, f"{args.owed} owed", env)
         await asyncio.to_thread(resume, kind, store, run_id, "nothing owed", env)
     finally:
         upstream.close()
@@ -160,10 +160,10 @@ def main() -> None:
     parser.add_argument("--attempts", type=int, default=100_000)
     parser.add_argument("--owed", type=int, default=10)
     parser.add_argument("--only", choices=("sqlite", "postgresql"))
-    asked = parser.parse_args()
-    for kind in (asked.only,) if asked.only else ("sqlite", "postgresql"):
+    args = parser.parse_args()
+    for kind in (args.only,) if args.only else ("sqlite", "postgresql"):
         with tempfile.TemporaryDirectory(prefix="ry-large-run-") as folder:
-            asyncio.run(measure(kind, Path(folder), asked))
+            asyncio.run(measure(kind, Path(folder), args))
 
 
 if __name__ == "__main__":

@@ -219,16 +219,16 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=[1_000, 3_000, 10_000, 30_000, 100_000])
     parser.add_argument("--model-only", action="store_true")
     parser.add_argument("--keep", action="store_true", help="write docs/capacity.json")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if asked.model_only:
+    if args.model_only:
         constants = msgspec.json.decode(KEPT.read_bytes(), type=Constants)
     else:
-        _, constants = asyncio.run(measured(asked.nodes, asked.count, asked.per_node))
+        _, constants = asyncio.run(measured(args.nodes, args.count, args.per_node))
     print(constants)
-    if asked.keep:
+    if args.keep:
         KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(constants), indent=1) + b"\n")
-    model(constants, asked.sizes, Site())
+    model(constants, args.sizes, Site())
 
 
 if __name__ == "__main__":

@@ -217,16 +217,16 @@ async def measure(store: ry.Store, choice: Choice) -> tuple[dict[str, dict[str, 
             print(f"not done: {rollout.agent} {case.task_id}: it ended before its first call ({rollout.status})")
             continue
         count += 1
-        told = {finding.scanner: finding for finding in scan_rollout(rollout, scanners)}
+        reported = {finding.scanner: finding for finding in scan_rollout(rollout, scanners)}
         if case.label == HONEST:
             honest[case.corpus] += 1
-            false.update((case.corpus, name) for name in told)
-            for name, one in told.items():
+            false.update((case.corpus, name) for name in reported)
+            for name, one in reported.items():
                 print(f"false alarm: {name}: {rollout.agent} {case.task_id}: {one.message}: {one.excerpt}")
             continue
         attacks[case.corpus, case.label] += 1
-        found[case.corpus, case.label] += case.label in told
-        if case.label not in told:
+        found[case.corpus, case.label] += case.label in reported
+        if case.label not in reported:
             print(f"missed: {rollout.agent} {case.task_id}: {case.steps or case.words} ({rollout.status})")
     made = honest.keys() | {corpus for corpus, _ in attacks}
     return {
@@ -285,11 +285,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="no trajectory is begun after these")
     parser.add_argument("--only", help="one label, for a look at it")
     parser.add_argument("--corpus", choices=CORPORA, help="one set")
-    asked = parser.parse_args()
-    choice = Choice(shares(asked.agents), asked.only, asked.corpus)
+    args = parser.parse_args()
+    choice = Choice(shares(args.agents), args.only, args.corpus)
     with tempfile.TemporaryDirectory() as folder:
-        where = asked.store or str(Path(folder) / "corpus.db")
-        return 1 if asyncio.run(run(choice, where, asked.parallel, asked.minutes)) else 0
+        where = args.store or str(Path(folder) / "corpus.db")
+        return 1 if asyncio.run(run(choice, where, args.parallel, args.minutes)) else 0
 
 
 if __name__ == "__main__":

@@ -276,8 +276,8 @@ MUTANTS = (
     ),
     Mutant(
         "runs/run/worker.py",
-        "told=told, owes=owes",
-        "told=told",
+        "last_events=events, owes=owes",
+        "last_events=events",
         "tests/runs/test_tree.py -k stopped_tree",
     ),
     # what a registry and a task may make this machine do

@@ -82,9 +82,9 @@ async def told(name: str, options: argparse.Namespace, drill: Awaitable[Result])
 
 def has_held(name: str, options: argparse.Namespace) -> bool:
     """Whether the table has a line for it that says so, of this size and seed and of a machine with as many cores."""
-    asked = (options.size, options.seed, os.cpu_count())
+    setting = (options.size, options.seed, os.cpu_count())
     kept = read_kept(options.out.with_suffix(".json")) if options.out else {}
-    return name in kept and kept[name].ok and (kept[name].size, kept[name].seed, kept[name].cores) == asked
+    return name in kept and kept[name].ok and (kept[name].size, kept[name].seed, kept[name].cores) == setting
 
 
 @contextmanager

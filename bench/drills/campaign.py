@@ -69,13 +69,13 @@ class Memory:
 class Campaign:
     """One run, its faults, and what is known of it so far."""
 
-    def __init__(self, asked: argparse.Namespace, ground: cluster.Ground) -> None:
-        self._asked, self._ground = asked, ground
+    def __init__(self, args: argparse.Namespace, ground: cluster.Ground) -> None:
+        self._asked, self._ground = args, ground
         self._drivers, self._workers = Memory(), Memory()
         self._busy = machine_s()[0]
         self.began = time.monotonic()
-        config = ground.config(120.0, thin=True, parallel=asked.parallel, lease_s=asked.lease_s)
-        self.driver = Driver(ground.postgres.url, config, ground.cluster.address, ground.home, per_node=asked.per_node)
+        config = ground.config(120.0, thin=True, parallel=args.parallel, lease_s=args.lease_s)
+        self.driver = Driver(ground.postgres.url, config, ground.cluster.address, ground.home, per_node=args.per_node)
         self.faults: list[dict[str, Any]] = []
         self.course: list[dict[str, Any]] = []  # what was seen every `TELL_S`
         self.cut = False
@@ -102,17 +102,17 @@ class Campaign:
         return found
 
     async def watch(self) -> None:
-        told = 0.0
+        printed_at = 0.0
         while True:
             driver_mb = self._drivers.look([self.driver.process.pid])
             pids = await asyncio.to_thread(self._ground.workers)
             workers_mb = self._workers.look(pids)
             self.driver.drain()
-            if time.monotonic() > told + TELL_S:
-                told = time.monotonic()
+            if time.monotonic() > printed_at + TELL_S:
+                printed_at = time.monotonic()
                 with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
                     counts = await account_so_far(self._ground.postgres.url, self.driver.run_id)
-                    seen = {"s": round(told - self.began), **counts, "driver_mb": round(driver_mb)}
+                    seen = {"s": round(printed_at - self.began), **counts, "driver_mb": round(driver_mb)}
                     self.course.append({**seen, "workers": len(pids), "workers_mb": round(workers_mb)})
                     print("  ".join(f"{name} {value}" for name, value in self.course[-1].items()), flush=True)
                 self.tell()
@@ -149,12 +149,12 @@ class Campaign:
         return code, counts
 
 
-async def run(asked: argparse.Namespace) -> bool:
-    ground = cluster.Ground(asked.size, asked.seed, fault_s=20.0, nodes=asked.nodes, disk_mb=None, large=True)
+async def run(args: argparse.Namespace) -> bool:
+    ground = cluster.Ground(args.size, args.seed, fault_s=20.0, nodes=args.nodes, disk_mb=None, large=True)
     try:
         with ground.cluster:
             async with Leftovers(ground.home) as left:
-                campaign = Campaign(asked, ground)
+                campaign = Campaign(args, ground)
                 asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: setattr(campaign, "cut", True))
                 watching = asyncio.create_task(campaign.watch())
                 await campaign.break_things()
@@ -170,7 +170,7 @@ async def run(asked: argparse.Namespace) -> bool:
     found = campaign.tell(
         counts=counts, left=remains, ended_with=code, cut=campaign.cut, took_s=round(took), rate=rate, held=held
     )
-    print(f"\n{counts['committed']} of {asked.size} attempts in {took:.0f} s, {rate} a second, ", end="")
+    print(f"\n{counts['committed']} of {args.size} attempts in {took:.0f} s, {rate} a second, ", end="")
     print(f"{len(campaign.faults)} faults; the driver {'was cut and ' if campaign.cut else ''}ended with {code}")
     if code not in (0, 1):
         print("".join([*campaign.driver.lines][-8:]))
@@ -190,9 +190,9 @@ def main() -> int:
     parser.add_argument("--lease-s", type=float, default=15.0, help="how long a claim holds without a heartbeat")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="after which the run is cut")
     parser.add_argument("--out", type=Path, help="a JSON file, written every 30 s")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    return 0 if asyncio.run(run(asked)) else 1
+    return 0 if asyncio.run(run(args)) else 1
 
 
 if __name__ == "__main__":

@@ -316,8 +316,8 @@ async def drill_watched(ground: Ground, left: Leftovers, name: str, fault: Fault
         if code not in (0, 1):
             problem = f"the driver ended with {code}: {[*process.lines][-1:]} {process.process.stdout.read()[-300:]}"
     except (RuntimeError, TimeoutError, OSError) as error:
-        told = await doing(ground.postgres.url, process.run_id)
-        problem = f"{type(error).__name__}: {error}; {told}; {starvation.tell(ground.workers())}"
+        stages = await doing(ground.postgres.url, process.run_id)
+        problem = f"{type(error).__name__}: {error}; {stages}; {starvation.tell(ground.workers())}"
     finally:
         if process.process.poll() is None:
             process.kill()

@@ -205,8 +205,8 @@ async def drill_watched(ground: Ground, left: Leftovers, name: str, fault: Fault
         async def one(number: int) -> None:
             async with slots:
                 key = f"drill-{number}"
-                asked = {"image": "host", "ttl_s": 600, "labels": {"drill": key}}
-                found = await ground.insist(lambda plane: plane.instances.create(idempotency_key=key, **asked))
+                request = {"image": "host", "ttl_s": 600, "labels": {"drill": key}}
+                found = await ground.insist(lambda plane: plane.instances.create(idempotency_key=key, **request))
                 made[key] = found["id"]
                 await asyncio.sleep(0.05)
 

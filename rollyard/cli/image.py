@@ -90,9 +90,11 @@ def pull(
     wanted = parse_platform(platform) if platform is not None else this_platform()
     foreign = (wanted.os, wanted.architecture) != (this_platform().os, this_platform().architecture)
     names = name if name else [] if foreign else None
-    with show_progress(image, shown=not json and sys.stderr.isatty()) as told:
+    with show_progress(image, shown=not json and sys.stderr.isatty()) as on_progress:
         done = anyio.run(
-            lambda: ImageStore().pull(image, registries, names=names, platform=wanted, timeout_s=timeout, told=told)
+            lambda: ImageStore().pull(
+                image, registries, names=names, platform=wanted, timeout_s=timeout, on_progress=on_progress
+            )
         )
     if json:
         print_json(done)

@@ -194,9 +194,9 @@ class Session:
     def tasks(self) -> tuple[asyncio.Task[Any], ...]:
         return (*self._tasks, *(turn.task for turn in self.turns.live if turn.task is not None))
 
-    def model(self, asked: str | None) -> str:
+    def model(self, requested: str | None) -> str:
         """The one model an agent may see."""
-        return asked or str(self.settings.get("model") or "policy")
+        return requested or str(self.settings.get("model") or "policy")
 
     def find_spent(self) -> str | None:
         """The part of the budget that is used up, or None."""

@@ -322,10 +322,10 @@ class _StageRun:
         async def run(sandbox: Sandbox) -> None:
             for path in scratch:
                 await sandbox.mkdir(path)
-            told = await find_usable(self.builder.options.env, sandbox)
+            mirrors = await find_usable(self.builder.options.env, sandbox)
             done = await sandbox.exec(
                 command,
-                env={**told, **env},
+                env={**mirrors, **env},
                 cwd=built.workdir,
                 user=built.user,
                 timeout=max(1.0, self.builder.deadline.left),

@@ -158,16 +158,16 @@ class _Page:
         return self.show(request, "rollout.html", **shown)
 
     async def steps(self, request: Request) -> Response:
-        asked = read_query(request)
+        query = read_query(request)
         shown = await rollouts.steps(
-            self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=asked.number("from")
+            self._store, request.path_params["rollout_id"], branch=query.number("branch"), start=query.number("from")
         )
         return self.show(request, "steps.html", **shown)
 
     async def tokens(self, request: Request) -> Response:
-        asked = read_query(request)
+        query = read_query(request)
         shown = await tokens.show_tokens(
-            self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=asked.number("from")
+            self._store, request.path_params["rollout_id"], branch=query.number("branch"), start=query.number("from")
         )
         return self.show(request, "tokens.html", **shown)
 
@@ -201,8 +201,8 @@ class _Page:
 
     async def live(self, request: Request) -> Response:
         """What changed past event number `after`, as JSON; the page's script asks and redraws."""
-        asked = read_query(request)
-        found = await rollouts.live(self._store, asked.text("run"), asked.text("rollout"), asked.number("after"))
+        query = read_query(request)
+        found = await rollouts.live(self._store, query.text("run"), query.text("rollout"), query.number("after"))
         return Response(msgspec.json.encode(found), media_type="application/json", headers=HEADERS)
 
     # what needs the token

@@ -75,8 +75,8 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
     chosen = min(branch, max(0, len(branches) - 1))
     events = await store.events(rollout_id=found.id, limit=EVENTS)
     prices, config = await find_terms(store, found)
-    asked = branches[chosen].call_ids[:1] if branches else ()
-    digest = found.captured.record(asked[0]).tools_digest if asked else b""
+    first_call = branches[chosen].call_ids[:1] if branches else ()
+    digest = found.captured.record(first_call[0]).tools_digest if first_call else b""
     return {
         "rollout": found,
         "cost": cost(prices, row_of(found)),

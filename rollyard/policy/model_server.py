@@ -58,15 +58,15 @@ def _model(row: dict[str, Any]) -> ServedModel:
     )
 
 
-def choose_model(asked: str, models: Sequence[ServedModel], url: str) -> str:
+def choose_model(name: str, models: Sequence[ServedModel], url: str) -> str:
     """For a policy that was given no model: the agent's own name where the server lists it or lists nothing, else the only
     model that there is."""
-    if not models or any(model.id == asked for model in models):
-        return asked
+    if not models or any(model.id == name for model in models):
+        return name
     if len(models) == 1:
         return models[0].id
     raise ConfigError(
-        f"{show_url(url)} serves several models and none is named {asked!r}: {listing(models)}",
+        f"{show_url(url)} serves several models and none is named {name!r}: {listing(models)}",
         hint="name one of them with model= (on the command line --model)",
     )
 

@@ -326,9 +326,9 @@ class TokensPolicy:
         )
         return fallback
 
-    def _model_name(self, asked: str) -> str:
+    def _model_name(self, model: str) -> str:
         """The model that is meant where the agent calls it `asked`."""
-        return self.model or choose_model(asked, self._models, self.root)
+        return self.model or choose_model(model, self._models, self.root)
 
     def _ask(self, call: Call) -> Ask:
         assert call.prompt_ids is not None

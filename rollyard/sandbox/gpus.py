@@ -58,38 +58,39 @@ class GpuPool:
         found = [(int(name[1]), str(self._devices / name[0])) for name in names]
         return [Gpu(number, path, kinds.get(number)) for number, path in sorted(found)]
 
-    def check(self, asked: Resources, *, lifetime: str) -> None:
+    def check(self, resources: Resources, *, lifetime: str) -> None:
         """Refuse what can never be had here."""
-        if asked.tpu is not None:
+        if resources.tpu is not None:
             raise Unsupported("there are no TPUs for sandboxes", hint="resources.tpu must be unset")
-        if not asked.gpus:
+        if not resources.gpus:
             return
-        fitting = self._fitting(asked)
-        if asked.gpus > len(fitting):
-            kinds = f" of type {' or '.join(asked.gpu_types)}" if asked.gpu_types else ""
-            raise Unsupported(f"resources.gpus={asked.gpus}: this machine has {len(fitting)} GPUs{kinds}")
+        fitting = self._fitting(resources)
+        if resources.gpus > len(fitting):
+            kinds = f" of type {' or '.join(resources.gpu_types)}" if resources.gpu_types else ""
+            raise Unsupported(f"resources.gpus={resources.gpus}: this machine has {len(fitting)} GPUs{kinds}")
         if lifetime != "owner":
             raise Unsupported("GPUs are reserved by the process that opens the sandbox", hint="say lifetime='owner'")
 
-    def reserve(self, asked: Resources, *, share: bool) -> GpuReservation:
+    def reserve(self, resources: Resources, *, share: bool) -> GpuReservation:
         """As many as are asked for, or an error that may be tried again."""
-        if not asked.gpus:
+        if not resources.gpus:
             return GpuReservation((), (), ())
         place = private_dir(data_home() / "gpus")
         held: list[tuple[Gpu, int]] = []
-        for gpu in self._fitting(asked):
-            if len(held) < asked.gpus and (lock := _lock(place / str(gpu.number), share=share)) is not None:
+        for gpu in self._fitting(resources):
+            if len(held) < resources.gpus and (lock := _lock(place / str(gpu.number), share=share)) is not None:
                 held.append((gpu, lock))
         reserved = GpuReservation([gpu for gpu, _ in held], self._nodes(held), [lock for _, lock in held])
-        if len(held) < asked.gpus:
+        if len(held) < resources.gpus:
             reserved.release()
             raise SandboxUnavailable(
-                f"{asked.gpus} GPUs were asked for and {len(held)} are free", hint="others have them; try again later"
+                f"{resources.gpus} GPUs were asked for and {len(held)} are free",
+                hint="others have them; try again later",
             )
         return reserved
 
-    def _fitting(self, asked: Resources) -> list[Gpu]:
-        wanted = [kind.lower() for kind in asked.gpu_types]
+    def _fitting(self, resources: Resources) -> list[Gpu]:
+        wanted = [kind.lower() for kind in resources.gpu_types]
         return [gpu for gpu in self.list() if not wanted or any(kind in (gpu.kind or "").lower() for kind in wanted)]
 
     def _nodes(self, held: Sequence[tuple[Gpu, int]]) -> list[str]:

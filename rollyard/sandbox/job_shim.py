@@ -223,9 +223,9 @@ async def finish(
     else:
         first = [scripts.FINISH_HERE, "rollyard", str(most), place, *argv]
     done = await _ask(run, ["/bin/sh", "-c", *first], env={**env, MARK: job_id}, cwd=cwd, timeout=one_call_s or STEP_S)
-    while (told := _parse_end(done, most, began)) is None:
+    while (end := _parse_end(done, most, began)) is None:
         done = await _ask(run, ["/bin/sh", "-c", scripts.END, "rollyard", place, str(most), str(_POLLS), "0"], cwd="/")
-    return told
+    return end
 
 
 async def so_far(run: Runs, job_id: str, *, most: int, root: str = ROOT) -> tuple[bytes, bytes]:

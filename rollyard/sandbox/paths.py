@@ -146,6 +146,6 @@ def _stats(raw: bytes) -> list[tuple[str, dict[str, Any]]]:
         name, kind, size, mode, when, target = words[at : at + 6]
         named = cast(Literal["file", "dir", "symlink", "other"], _KINDS.get(kind.decode(), "other"))
         fields = {"kind": named, "size": int(size), "mode": int(mode, 8), "mtime": float(when)}
-        told = target.decode("utf-8", "surrogateescape") if named == "symlink" else None
-        found.append((name.decode("utf-8", "surrogateescape"), {**fields, "target": told}))
+        link = target.decode("utf-8", "surrogateescape") if named == "symlink" else None
+        found.append((name.decode("utf-8", "surrogateescape"), {**fields, "target": link}))
     return found

@@ -43,7 +43,7 @@ def commit(
     rollout: Rollout,
     *,
     lease: Lease | None = None,
-    told: Sequence[Event] = (),
+    last_events: Sequence[Event] = (),
     owes: Sequence[Attempt] = (),
 ) -> None:
     """Keep a rollout with its verdict, files, artifacts and last events in one transaction. With a lease the attempt is
@@ -77,8 +77,8 @@ def commit(
     texts.put(connection, rollout)
     if owes and rollout.run_id is not None:
         runs.add_attempts(connection, rollout.run_id, owes)
-    if told:
-        events.append(connection, list(told))  # last: readers of later events wait until this transaction ends
+    if last_events:
+        events.append(connection, list(last_events))  # last: readers of later events wait until this transaction ends
 
 
 def put_files(connection: Connection, rollout_id: str, files: Mapping[str, bytes], *, collected: bool) -> None:

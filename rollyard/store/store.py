@@ -225,10 +225,10 @@ class Store(Records):
         if new:
             await self.database.write(partial(_events.append, new=list(new)))
 
-    async def events_under(self, told: Sequence[tuple[Lease, Event]]) -> None:
+    async def events_under(self, events: Sequence[tuple[Lease, Event]]) -> None:
         """Append what happened under claims; of a claim that was lost, nothing."""
-        if told:
-            await self.database.write(partial(_events.append_held, told=told))
+        if events:
+            await self.database.write(partial(_events.append_held, events=events))
 
     async def latest_event(self) -> int:
         """The number of the newest event, to go on from; 0 when there is none."""

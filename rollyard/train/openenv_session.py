@@ -216,8 +216,8 @@ def openenv_module(module: str) -> Any:
 
 def _task(task: Any) -> Task:
     if isinstance(task, Sequence) and not isinstance(task, str):
-        asked = [message["content"] for message in task if message.get("role") == "user"]
-        if not asked:
+        prompts = [message["content"] for message in task if message.get("role") == "user"]
+        if not prompts:
             raise ConfigError("the messages of a task have no user message")
-        task = asked[-1]
+        task = prompts[-1]
     return as_task(task)

@@ -40,24 +40,24 @@ async def answer(
     except (struct.error, IndexError, ValueError):
         await refuse("", "not a plain question")
         return None
-    asked = question[12 : end + 4]
+    section = question[12 : end + 4]
     prefix = struct.pack("!H", number)
     if flags & 0x7800 or group != _IN:
-        return _reply(prefix, flags, asked, _NOT_DONE)
+        return _reply(prefix, flags, section, _NOT_DONE)
     if not allows(name):
         await refuse(name, "no rule allows this name")
-        return _reply(prefix, flags, asked, _UNKNOWN)
+        return _reply(prefix, flags, section, _UNKNOWN)
     if kind not in (_A, _AAAA):
-        return _reply(prefix, flags, asked, 0)
+        return _reply(prefix, flags, section, 0)
     address = await place(name)
     if address is None:
-        return _reply(prefix, flags, asked, _FAILED)
+        return _reply(prefix, flags, section, _FAILED)
     if kind == _AAAA:
-        return _reply(prefix, flags, asked, 0)
+        return _reply(prefix, flags, section, 0)
     record = struct.pack("!HHHIH", 0xC00C, _A, _IN, _TTL_S, 4) + socket.inet_aton(address)
-    return _reply(prefix, flags, asked, 0, record)
+    return _reply(prefix, flags, section, 0, record)
 
 
-def _reply(prefix: bytes, flags: int, asked: bytes, code: int, record: bytes = b"") -> bytes:
+def _reply(prefix: bytes, flags: int, section: bytes, code: int, record: bytes = b"") -> bytes:
     said = 0x8000 | (flags & 0x7900) | 0x0080 | code
-    return prefix + struct.pack("!HHHHH", said, 1 if asked else 0, 1 if record else 0, 0, 0) + asked + record
+    return prefix + struct.pack("!HHHHH", said, 1 if section else 0, 1 if record else 0, 0, 0) + section + record

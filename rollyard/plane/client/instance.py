@@ -111,8 +111,8 @@ class InstanceClient:
 class OpenedInstance:
     """What `plane.open(...)` enters: an instance that is ready, and gone afterwards."""
 
-    def __init__(self, plane: Plane, asked: Mapping[str, Any], *, skip_health: bool, within_s: float) -> None:
-        self._plane, self._asked, self._skip, self._within_s = plane, dict(asked), skip_health, within_s
+    def __init__(self, plane: Plane, options: Mapping[str, Any], *, skip_health: bool, within_s: float) -> None:
+        self._plane, self._asked, self._skip, self._within_s = plane, dict(options), skip_health, within_s
         self._client: InstanceClient | None = None
 
     async def __aenter__(self) -> InstanceClient:

@@ -77,7 +77,7 @@ class Worker:
         self._config = work.config
         self._owner = owner_name()
         self._held: dict[str, tuple[Lease, anyio.CancelScope]] = {}
-        self._told: list[tuple[Lease, Event]] = []
+        self._unwritten: list[tuple[Lease, Event]] = []
         self._telling = anyio.Lock()
         by_memory = work.config.parallel == AUTO
         self._admission = MemoryAdmission.of(means.backend, sharers=means.sharers) if by_memory else None
@@ -213,7 +213,7 @@ class Worker:
             await insist(lambda: images.fetch(config.image or task.image))
 
         async def tell(event: Event) -> None:
-            self._told.append((lease, event))
+            self._unwritten.append((lease, event))
             await means.sink(event)
 
         try:
@@ -328,9 +328,9 @@ class Worker:
                 await self._again(lease, done, done.failure)
                 return None
         event = self._event(COMMITTED, done, status=done.status, reward=done.reward)
-        told, owes = [*await self._own(lease), event], children_of(self._config, lease.attempt, done)
+        events, owes = [*await self._own(lease), event], children_of(self._config, lease.attempt, done)
         try:
-            await insist(lambda: self._store.commit_rollout(done, lease=lease, told=told, owes=owes))
+            await insist(lambda: self._store.commit_rollout(done, lease=lease, last_events=events, owes=owes))
         except LeaseLost:
             return None
         await self._means.sink(event)
@@ -352,7 +352,7 @@ class Worker:
 
     async def _leave_owed(self, lease: Lease, done: Rollout, failure: Failure) -> None:
         event = self._event("attempt.left_owed", done, cause=failure.cause)
-        self._told.append((lease, event))
+        self._unwritten.append((lease, event))
         await self._means.sink(event)
         await self._tell_now()  # before the claim that they belong to is given back
         await insist(lambda: self._store.release(lease))
@@ -360,7 +360,7 @@ class Worker:
     async def _again(self, lease: Lease, done: Rollout, failure: Failure) -> None:
         """For another try, not at once: what failed may be overloaded. A policy's server is asked for nothing more meanwhile."""
         event = self._event("attempt.retried", done, cause=failure.cause)
-        self._told.append((lease, event))
+        self._unwritten.append((lease, event))
         await self._means.sink(event)
         after_s = min(_PAUSE_S * 2 ** (lease.attempt.tries - 1), _LONGEST_PAUSE_S)
         if failure.boundary == "policy":
@@ -380,28 +380,28 @@ class Worker:
         return Event(at=time.time(), name=name, run_id=self._work.run_id, rollout_id=done.id, fields=fields)
 
     async def _own(self, lease: Lease) -> list[Event]:
-        """What one rollout told and nobody has written yet."""
+        """Events of one rollout that are not written yet."""
         async with self._telling:
-            own = [event for under, event in self._told if under is lease]
-            self._told = [told for told in self._told if told[0] is not lease]
+            own = [event for under, event in self._unwritten if under is lease]
+            self._unwritten = [entry for entry in self._unwritten if entry[0] is not lease]
             return own
 
     async def _tell_often(self) -> None:
         usual = every = SHARED_FLUSH_S if self._store.shared else FLUSH_S
         while True:
             await anyio.sleep(every)
-            if self._told:
+            if self._unwritten:
                 began = time.monotonic()
                 await self._tell_now()
                 every = max(usual, min(LONGEST_FLUSH_S, 10 * (time.monotonic() - began)))
 
     async def _tell_now(self) -> None:
         async with self._telling:
-            told, self._told = self._told, []
+            events, self._unwritten = self._unwritten, []
             try:
-                await self._store.events_under(told)
+                await self._store.events_under(events)
             except BaseException as error:  # told again with the next ones; only a cancellation goes further
-                self._told[:0] = told
+                self._unwritten[:0] = events
                 if not isinstance(error, StoreError):
                     raise
 

@@ -264,8 +264,8 @@ def scan_waiting(deeds: Deeds) -> Iterator[Finding]:
         if cut_off or _NO_END.search(deed.result):
             slept += _seconds_paused(deed.executed)
         if slept >= _LONG_SLEEP_S:
-            told = "without end" if slept == math.inf else f"for {slept:.0f} s"
-            yield deeds.find_in_call("waiting", "both", f"it slept {told}", deed)
+            length = "without end" if slept == math.inf else f"for {slept:.0f} s"
+            yield deeds.find_in_call("waiting", "both", f"it slept {length}", deed)
             return
     if (waited := _idle_at_end(deeds)) >= _IDLE_S:
         message = f"the deadline came {waited:.0f} s into a call that has nothing to do with the task"

@@ -42,7 +42,7 @@ class Unjudged(PolicyError):
     """The model gave no answer that can be used."""
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _ModelFinding(msgspec.Struct, frozen=True):
     quote: str
     message: str
     invalidates: Invalidates
@@ -50,7 +50,7 @@ class _Told(msgspec.Struct, frozen=True):
 
 class _Answer(msgspec.Struct, frozen=True):
     mark: str
-    findings: list[_Told]
+    findings: list[_ModelFinding]
 
 
 async def judge_deeds(
@@ -96,10 +96,10 @@ async def _ask(
             continue
         if mark.strip("<>") not in answer.mark:
             why = "its answer lacks the mark it was given: the material may have dictated it"
-        elif not all(told.quote.strip() and told.quote in material for told in answer.findings):
+        elif not all(item.quote.strip() and item.quote in material for item in answer.findings):
             why = "it quoted what is not there"
         else:
-            return [_finding(deeds, told) for told in answer.findings]
+            return [_finding(deeds, item) for item in answer.findings]
     raise Unjudged(f"the judge was asked {_TRIES} times: {why}")
 
 
@@ -126,10 +126,10 @@ def _parse(said: str) -> _Answer | None:
         return None
 
 
-def _finding(deeds: Deeds, told: _Told) -> Finding:
+def _finding(deeds: Deeds, item: _ModelFinding) -> Finding:
     """At the first call whose bytes the quote is of."""
-    did = next((d for d in deeds.tools if told.quote in d.command or told.quote in d.result), None)
-    said = next((call for call, text in deeds.said if told.quote in text), None)
+    did = next((d for d in deeds.tools if item.quote in d.command or item.quote in d.result), None)
+    said = next((call for call, text in deeds.said if item.quote in text), None)
     call = did.call if did is not None else said
-    where = "tool call" if did is not None and told.quote in did.command else "tool result" if did else "material"
-    return deeds.find(NAME, told.invalidates, told.message, where=where, excerpt=told.quote, call=call)
+    where = "tool call" if did is not None and item.quote in did.command else "tool result" if did else "material"
+    return deeds.find(NAME, item.invalidates, item.message, where=where, excerpt=item.quote, call=call)

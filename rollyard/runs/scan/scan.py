@@ -157,12 +157,12 @@ async def scan_run(
                 await _label(store, rollout, found, AUTHOR)
             if policy is not None:
                 try:
-                    told = await judge_deeds(Deeds.of(rollout), policy, model=model or JUDGE)
+                    judgement = await judge_deeds(Deeds.of(rollout), policy, model=model or JUDGE)
                 except Unjudged as error:  # an earlier label of a model stands
                     unjudged[rollout.id] = error.message
                 else:
-                    await _label(store, rollout, told, JUDGED)
-                    found = (*found, *told)
+                    await _label(store, rollout, judgement, JUDGED)
+                    found = (*found, *judgement)
             found_count += len(found)
             kept = found[: MOST_KEPT - len(findings)]
             findings += kept

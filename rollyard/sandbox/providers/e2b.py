@@ -137,14 +137,14 @@ class E2BProvider(SandboxProvider):
             raise
         return link
 
-    async def _compare(self, asked: Resources, template: str, made: Any) -> None:
+    async def _compare(self, resources: Resources, template: str, made: Any) -> None:
         """A template brings its own limits: they have to be at least what was asked for. A server may show 0 for no limit."""
-        if asked.cpus is None and asked.memory_mb is None:
+        if resources.cpus is None and resources.memory_mb is None:
             return
         info = await made.get_info()
         for name, wanted, given in (
-            ("cpus", asked.cpus or 0, info.cpu_count),
-            ("memory_mb", asked.memory_mb or 0, info.memory_mb),
+            ("cpus", resources.cpus or 0, info.cpu_count),
+            ("memory_mb", resources.memory_mb or 0, info.memory_mb),
         ):
             if given and wanted > given:
                 raise Unsupported(

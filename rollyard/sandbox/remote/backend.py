@@ -187,8 +187,8 @@ class RemoteBackend:
             raise IsolationTooWeak(
                 f"this {self.name} backend gives isolation {self._can.isolation!r}, {spec.min_isolation!r} was asked for"
             )
-        for name, asked in self._list_refused(spec).items():
-            if asked:
+        for name, is_set in self._list_refused(spec).items():
+            if is_set:
                 raise Unsupported(f"the {self.name} backend has no {name}", hint="leave it out, or use another backend")
         if spec.network == "none" and not self._can.network_none:
             raise Unsupported(

@@ -172,8 +172,8 @@ def _parse_answer(said: str, nonce: str, place: str, took: float) -> Exit:
     if rest.startswith(f"{nonce} "):
         raise PathError(place, rest.split()[1], hint="the working directory")
     try:
-        out, told, _ = rest.split(f"{nonce}\n")
-        err, _, code = base64.b64decode(told).rpartition(b"\n")
+        out, encoded, _ = rest.split(f"{nonce}\n")
+        err, _, code = base64.b64decode(encoded).rpartition(b"\n")
         return Exit(
             exit_code=int(code),
             stdout=base64.b64decode(out),

@@ -89,10 +89,10 @@ async def _messages(options: _Options, sandbox: Sandbox, rollout: Rollout) -> tu
     shown = "\n\n".join(
         f"{title}:\n{mark}\n{_cut(text, options.max_chars)}\n{mark}" for title, text in material.items()
     )
-    asked = "\n".join(f"- {criterion.name}: {criterion.ask}" for criterion in options.criteria)
+    criteria = "\n".join(f"- {criterion.name}: {criterion.ask}" for criterion in options.criteria)
     return (
         Message("system", (Text(_SYSTEM.format(mark=mark)),)),
-        Message("user", (Text(f"{shown}\n\nCriteria:\n{asked}"),)),
+        Message("user", (Text(f"{shown}\n\nCriteria:\n{criteria}"),)),
     )
 
 

@@ -50,8 +50,8 @@ async def names(ground: AgentFixture) -> None:
     if listens != [True]:
         raise Skip("nothing can listen on port 53 in this sandbox")
     seen.check_solved()
-    asked = sorted(set(seen.rollout.files.get(_NAMES, b"").decode().split()) - {"listening"})
-    unknown = [name for name in asked if not any(fnmatch(name, known) for known in ground.agent.asks_for)]
+    names = sorted(set(seen.rollout.files.get(_NAMES, b"").decode().split()) - {"listening"})
+    unknown = [name for name in names if not any(fnmatch(name, known) for known in ground.agent.asks_for)]
     check(not unknown, f"it asked for {', '.join(unknown)}")
 
 

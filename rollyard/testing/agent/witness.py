@@ -40,8 +40,8 @@ async def ask_server(ground: AgentFixture, mode: str, **options: Any) -> AgentRu
 
 
 def _thinks(call: Call) -> bool:
-    asked = msgspec.json.decode(call.sampling.reasoning) if call.sampling.reasoning else {}
-    return bool(asked.get("enabled") or asked.get("display") or asked.get("budget"))
+    reasoning = msgspec.json.decode(call.sampling.reasoning) if call.sampling.reasoning else {}
+    return bool(reasoning.get("enabled") or reasoning.get("display") or reasoning.get("budget"))
 
 
 @case("O5", "offers the tools that it lists, and none that is disabled", needs=("model", "disabled_tools"), timeout=600)
@@ -85,8 +85,8 @@ async def gate_options(ground: AgentFixture) -> None:
 async def own_max_tokens(ground: AgentFixture) -> None:
     seen = await ask_server(ground, "black_box", max_tokens_cap=_CAP)
     seen.check_solved()
-    asked = {call.sampling.max_tokens for call in seen.calls}
-    check(asked == {_CAP}, f"it asked for {asked} tokens")
+    limits = {call.sampling.max_tokens for call in seen.calls}
+    check(limits == {_CAP}, f"it asked for {limits} tokens")
 
 
 @case("O8", "stops thinking itself where its calls are left alone", needs=("model", "disable_thinking"), timeout=600)

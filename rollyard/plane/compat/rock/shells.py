@@ -138,11 +138,11 @@ class Shell:
 
     async def run(self, command: str, *, timeout: float) -> CommandEnd:
         mark = secrets.token_hex(16)
-        asked = f"printf '{mark} begins\\n'\n{{\n{command}\n}} < /dev/null\nprintf '\\n{mark} %d\\n' $?\n"
+        script = f"printf '{mark} begins\\n'\n{{\n{command}\n}} < /dev/null\nprintf '\\n{mark} %d\\n' $?\n"
         async with self._lock:
             try:
                 async with asyncio.timeout(timeout):
-                    await self._job.write(asked.encode())
+                    await self._job.write(script.encode())
                     return await self._until(f"{mark} begins\n".encode(), f"\n{mark} ".encode())
             except TimeoutError:
                 await self._job.kill()
