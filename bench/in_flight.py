@@ -23,7 +23,9 @@ from pathlib import Path
 import msgspec
 
 from bench import thin_agent
-from bench.drills.ground import Driver, PostgresServer, Upstream, account, causes, retried, sandbox_pids, stage_errors
+from bench.drills.driver import Driver, PostgresServer, Upstream
+from bench.drills.leftovers import sandbox_pids
+from bench.drills.queries import account, causes, retry_reasons, stage_errors
 from bench.scale import cpu_s
 from rollyard.core.errors import Error
 from tests.servers.ray_cluster import RayCluster
@@ -215,7 +217,7 @@ async def measure(folder: Path, args: argparse.Namespace) -> bool:
             code, counts = await drain(driver, postgres, args.start_s)
             print(f"answered at once, {counts['committed']} committed {time.monotonic() - began:.0f} s later; ", end="")
             print(f"the driver ended with {code}: {counts}")
-            print(f"given back for another try: {await retried(postgres.url, driver.run_id)}")
+            print(f"given back for another try: {await retry_reasons(postgres.url, driver.run_id)}")
             if said := await stage_errors(postgres.url, driver.run_id):
                 print(f"stages failed with: {said}")
             if code != 0:

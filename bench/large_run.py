@@ -22,7 +22,7 @@ from pathlib import Path
 import asyncpg
 
 from bench import thin_agent
-from bench.drills.ground import ROLLYARD, PostgresServer, Upstream
+from bench.drills.driver import ROLLYARD, PostgresServer, Upstream
 from bench.figures import note
 from bench.page import peak_mb
 

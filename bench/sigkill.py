@@ -20,7 +20,8 @@ from pathlib import Path
 from aiohttp import web
 
 import rollyard as ry
-from bench.drills.ground import Driver, Leftovers
+from bench.drills.driver import Driver
+from bench.drills.leftovers import Leftovers
 from bench.figures import note
 from rollyard.core.message import ToolCall
 from rollyard.trajectory.trajectory import Trajectory

@@ -29,7 +29,9 @@ from typing import Any
 import asyncpg
 
 from bench.drills import cluster
-from bench.drills.ground import Driver, Leftovers, account, account_so_far, committed, wait_for
+from bench.drills.driver import Driver
+from bench.drills.leftovers import Leftovers
+from bench.drills.queries import account, account_so_far, count_committed, wait_for
 from bench.rollouts import machine_s
 
 FAULTS = (cluster.worker, cluster.zygote, cluster.database_restart, cluster.gate, cluster.driver, cluster.node)
@@ -69,18 +71,18 @@ class Memory:
 class Campaign:
     """One run, its faults, and what is known of it so far."""
 
-    def __init__(self, args: argparse.Namespace, ground: cluster.Ground) -> None:
-        self._asked, self._ground = args, ground
+    def __init__(self, args: argparse.Namespace, system: cluster.DrillSystem) -> None:
+        self._asked, self._ground = args, system
         self._drivers, self._workers = Memory(), Memory()
         self._busy = machine_s()[0]
         self.began = time.monotonic()
-        config = ground.config(120.0, thin=True, parallel=args.parallel, lease_s=args.lease_s)
-        self.driver = Driver(ground.postgres.url, config, ground.cluster.address, ground.home, per_node=args.per_node)
+        config = system.config(120.0, thin=True, parallel=args.parallel, lease_s=args.lease_s)
+        self.driver = Driver(system.postgres.url, config, system.cluster.address, system.home, per_node=args.per_node)
         self.faults: list[dict[str, Any]] = []
         self.course: list[dict[str, Any]] = []  # what was seen every `TELL_S`
         self.cut = False
 
-    def tell(self, **more: Any) -> dict[str, Any]:
+    def report(self, **more: Any) -> dict[str, Any]:
         """Everything that is known, to the file too."""
         took = time.monotonic() - self.began
         found = {
@@ -115,7 +117,7 @@ class Campaign:
                     seen = {"s": round(printed_at - self.began), **counts, "driver_mb": round(driver_mb)}
                     self.course.append({**seen, "workers": len(pids), "workers_mb": round(workers_mb)})
                     print("  ".join(f"{name} {value}" for name, value in self.course[-1].items()), flush=True)
-                self.tell()
+                self.report()
             await asyncio.sleep(LOOK_S)
 
     async def break_things(self) -> None:
@@ -131,7 +133,7 @@ class Campaign:
                 due = time.monotonic() + every_s
                 await fault(self._ground, self.driver)
                 with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError):
-                    done = await committed(url, self.driver.run_id)
+                    done = await count_committed(url, self.driver.run_id)
                     self.faults.append(
                         {"s": round(time.monotonic() - self.began), "fault": fault.__name__, "committed": done}
                     )
@@ -150,24 +152,24 @@ class Campaign:
 
 
 async def run(args: argparse.Namespace) -> bool:
-    ground = cluster.Ground(args.size, args.seed, fault_s=20.0, nodes=args.nodes, disk_mb=None, large=True)
+    system = cluster.DrillSystem(args.size, args.seed, fault_s=20.0, nodes=args.nodes, disk_mb=None, large=True)
     try:
-        with ground.cluster:
-            async with Leftovers(ground.home) as left:
-                campaign = Campaign(args, ground)
+        with system.cluster:
+            async with Leftovers(system.home) as left:
+                campaign = Campaign(args, system)
                 asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: setattr(campaign, "cut", True))
                 watching = asyncio.create_task(campaign.watch())
                 await campaign.break_things()
                 took = time.monotonic() - campaign.began
                 code, counts = await campaign.end()
                 watching.cancel()
-                campaign.tell(counts=counts, ended_with=code, cut=campaign.cut, took_s=round(took))
+                campaign.report(counts=counts, ended_with=code, cut=campaign.cut, took_s=round(took))
                 remains = await left.after()
     finally:
-        ground.close()
+        system.close()
     held = (campaign.cut or code in (0, 1)) and not any(counts[name] for name in WRONG) and not any(remains.values())
     rate = round(counts["committed"] / took, 1)
-    found = campaign.tell(
+    found = campaign.report(
         counts=counts, left=remains, ended_with=code, cut=campaign.cut, took_s=round(took), rate=rate, held=held
     )
     print(f"\n{counts['committed']} of {args.size} attempts in {took:.0f} s, {rate} a second, ", end="")

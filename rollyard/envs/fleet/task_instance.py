@@ -125,13 +125,13 @@ async def open_instance(
         ttl_s=config.lifetime_s,
         run_id=run_id,
     )
-    ground = TaskInstance(config, await provision(provider, request, telemetry), leases=leases)
+    opened = TaskInstance(config, await provision(provider, request, telemetry), leases=leases)
     try:
-        await ground.equip(provider, request_s=request_s)
+        await opened.equip(provider, request_s=request_s)
     except BaseException:  # cancelled too: an instance nobody was given is released
-        await asyncio.shield(asyncio.ensure_future(ground.release()))
+        await asyncio.shield(asyncio.ensure_future(opened.release()))
         raise
-    return ground
+    return opened
 
 
 def offer_tools(config: TaskConfig, specs: Sequence[ToolSpec]) -> list[ToolSpec]:

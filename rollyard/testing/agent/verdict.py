@@ -45,8 +45,8 @@ class AgentTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentCheck:
-    def __init__(self, ground: AgentFixture) -> None:
-        self._ground = ground
+    def __init__(self, fixture: AgentFixture) -> None:
+        self._ground = fixture
         self._seen: list[CaseOutcome] = []
         self._figures: Figures | None = None
 

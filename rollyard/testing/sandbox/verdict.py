@@ -39,8 +39,8 @@ class SandboxTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxCheck:
-    def __init__(self, ground: SandboxFixture) -> None:
-        self._ground = ground
+    def __init__(self, fixture: SandboxFixture) -> None:
+        self._ground = fixture
         self._seen: list[CaseOutcome] = []
 
     async def outcomes(self, *, only: str | None = None, slow: bool = False) -> AsyncIterator[CaseOutcome]:
@@ -64,7 +64,7 @@ async def examine_backend(name: str, options: Sequence[str] = (), image: str = "
         given_here = {**given, "mounts": [scratch]} if "mounts" in signature(load(GROUP, name)).parameters else given
         async with open_backend(name, **given_here) as backend:
             isolation = backend.capabilities.isolation
-            ground = SandboxFixture(
+            fixture = SandboxFixture(
                 backend=backend,
                 spec=SandboxSpec(
                     image=image, min_isolation=isolation, allow_unsafe=not backend.capabilities.network_none
@@ -74,7 +74,7 @@ async def examine_backend(name: str, options: Sequence[str] = (), image: str = "
                 layer=_layer(backend),
                 mount=_share(scratch) if backend.capabilities.mounts else None,
             )
-            yield SandboxCheck(ground)
+            yield SandboxCheck(fixture)
 
 
 def _layer(backend: Backend) -> Callable[[], Awaitable[tuple[str, str]]] | None:
