@@ -169,7 +169,7 @@ def _stage(rollout: Rollout, name: str) -> Any:
 
 
 def proof_table(cells: Iterable[Cell]) -> str:
-    """A row for each agent and way, a column for each place; what was refused is told below."""
+    """A row for each agent and way, a column for each place; refusals are listed below."""
     found = {(cell.agent, cell.how, cell.place): cell for cell in cells}
     places = [place for place in PLACES if any(key[2] == place for key in found)]
     lines = [f"| agent | how | {' | '.join(places)} |", "|---" * (len(places) + 2) + "|"]

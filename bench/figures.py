@@ -119,7 +119,8 @@ def record(figures: Iterable[Figure], machine: Machine) -> None:
 
 
 def table(figures: Iterable[Figure], before: Mapping[str, Recorded]) -> str:
-    """Verdict, value, budget and ratio to the recorded run, one line each, in 80 columns; what is worse is told again below."""
+    """Verdict, value, budget and ratio to the recorded run, one line each, in 80 columns; figures that became worse are listed
+    again below."""
     lines = [f"{'':7}{'figure':42} {'value':>9}  {'budget':10}{'to last':>8}"]
     worse: list[str] = []
     bench = ""

@@ -254,7 +254,9 @@ def take_steps(kind: str, folder: Path, count: int, where: Path) -> list[str]:
         for step in left:
             try:
                 step.act(store)
-            except Exception as error:  # the other steps go on; this one is told at the end, and tried by the next call
+            except (
+                Exception
+            ) as error:  # the other steps go on; this one is reported at the end, and tried again by the next call
                 broken.append(f"{step.last}: {error}")
                 print(broken[-1], flush=True)
             for made in folder.glob("out.*"):

@@ -15,7 +15,7 @@ from rollyard.sandbox.local import cgroups
 
 
 class Starvation:
-    """Whether processes stood in line for a processor: on a busy machine a run makes no progress because nobody lets it."""
+    """How long processes waited for a processor: on a busy machine a run may make no progress for that reason alone."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()

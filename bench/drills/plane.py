@@ -151,7 +151,7 @@ async def cut_off(system: DrillSystem) -> int:
 
 
 async def clock(system: DrillSystem) -> int:
-    """A third replica joins whose clock is an hour ahead, and is told to sweep: in its eyes every lease and every instance's time
+    """A third replica joins whose clock is an hour ahead, and sweeps: by its clock every lease and every instance's time
     is over."""
     ahead = [sys.executable, "-m", "bench.drills.wrong_clock", "3600"]
     third = Replica(system.place, system.postgres.url, "noop", 2, program=ahead)
@@ -276,7 +276,7 @@ async def gone(plane: Plane, instance_id: str) -> None:
 
 
 async def count_records(system: DrillSystem, made: dict[str, str]) -> dict[str, int]:
-    """Live instances against what the client was told; with the noop engine what died with a replica is not counted."""
+    """Live instances against what the client got; with the noop engine, instances that died with a replica are not counted."""
     connection = await asyncpg.connect(system.postgres.url, timeout=30)
     try:
         live = {row["id"] for row in await connection.fetch("SELECT id FROM plane_instances WHERE live")}

@@ -160,7 +160,7 @@ class OwnWire:
         given = {"lease_s": options.lease_s, "deadline_s": options.timeout_s, "queue_s": options.queue_s}
         try:
             self._session = await self._send("open", given, options.queue_s + options.connect_s)
-        except BaseException:  # cancelled too: nobody else holds the socket
+        except BaseException:  # cancelled too: the socket has no other owner
             await self._end()
             raise
         return self._session.get("agent_key")

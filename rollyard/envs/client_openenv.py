@@ -1,6 +1,6 @@
 """The client's side of OpenEnv's wire: one request, one answer, nothing in the envelope that their servers do not know.
 
-A frame that nobody asked for is never taken for an answer: between requests it is dropped, and during one only a frame of the
+A frame without a request is never taken for an answer: between requests it is dropped, and during one only a frame of the
 expected type, or an error, ends the wait. A server without a free place says so unasked on a fresh socket: the first request
 is then tried again on another one, for as long as `queue_s` says.
 """

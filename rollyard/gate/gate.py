@@ -420,7 +420,7 @@ class Gate:
         api_key: str | None = None,
     ) -> Session:
         """Give a session back what a restart took from it and no log can keep; `Session.missing` names it. What it does not
-        lack is refused, and so are tools that the agent was told of otherwise."""
+        lack is refused, and so are tools that the agent was described otherwise."""
         session = self.sessions.get(rollout_id)
         if session is None:
             raise ConfigError(f"no open session of rollout {rollout_id}")

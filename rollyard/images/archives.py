@@ -1,4 +1,4 @@
-"""Unpacking a tar that nobody vouches for into a directory.
+"""Unpacking an untrusted tar into a directory.
 
 No member leaves the directory: names are cleaned, and links met on the way to a member are followed as the image itself
 would follow them, with the directory as `/`. Device nodes and pipes are left out. Hard links stay hard links. The number of

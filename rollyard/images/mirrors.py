@@ -1,6 +1,6 @@
 """The package mirrors that this machine's pip and npm are set up for, as variables for the commands of a build.
 
-A build that may reach the mirror's host is told of it, so that `RUN pip install` goes where the user's own would. A URL with a
+A build that may reach the mirror's host gets its address, so that `RUN pip install` goes where the user's own would. A URL with a
 password in it stays here.
 """
 

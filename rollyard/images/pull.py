@@ -191,7 +191,7 @@ class _Pull:
             )
 
     async def _layer(self, diff_id: str, blob: Descriptor) -> None:
-        """One layer: waits for another process that has it in hand, and then finds it here."""
+        """One layer: waits for another process that is fetching it, and then finds it here."""
         locks = private_dir(self._stacks.root / "locks")
         async with self._places, hold_lock_async(locks / f"layer-{diff_id}", self._timeout_s):
             if not self._stacks.has(diff_id):

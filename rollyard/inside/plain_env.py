@@ -174,7 +174,7 @@ def _call(made: Callable[..., Any], body: bytes) -> Reply:
         return _reply(400, _refuse(f"{made.__name__}: {error}"))
     try:
         return _reply(200, {"success": True, "data": _now(made)(**arguments)})
-    except Exception as error:  # noqa: BLE001 - the caller is told what went wrong, whatever it was
+    except Exception as error:  # noqa: BLE001 - the caller gets the error, whatever it was
         words = str(error) if isinstance(error, ToolFailure) else f"{type(error).__name__}: {error}"
         return _reply(500, _refuse(words))
 

@@ -95,7 +95,7 @@ class Tools:
             inspect.signature(self._tools[name]).bind(**arguments)
             with self._lock:
                 found = self._tools[name](**arguments)
-        except Exception as error:  # noqa: BLE001 - the caller of a tool is told what went wrong, whatever it was
+        except Exception as error:  # noqa: BLE001 - the caller of a tool gets the error, whatever it was
             words = str(error) if isinstance(error, ToolFailure) else f"{type(error).__name__}: {error}"
             return {"content": [{"type": "text", "text": words}], "isError": True}
         blocks = [_block(part) for part in (found if isinstance(found, tuple) else (found,))]

@@ -195,7 +195,7 @@ class Upstream:
         )
 
     async def check(self, model: str) -> None:
-        """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
+        """Raise what would make every call fail: no listener, the key is refused, the model is not there."""
         heard = False
         try:
             await self._list.learn()

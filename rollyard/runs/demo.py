@@ -42,7 +42,7 @@ async def run_demo(
     agent: str, base_url: str | None, model: str | None, key_env: str | None, store: str, say: Say
 ) -> Rollout:
     """One rollout, kept in `store`; lines for people go to `say`."""
-    agents.get(agent)  # an unknown one is told before the task is
+    agents.get(agent)  # an unknown one is reported before the task is
     with scratch("demo") as folder:
         (task,) = Taskset.load(new_task(folder / "hello"))
         say(f"The task: {task.instruction.strip()}")

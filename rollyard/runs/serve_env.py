@@ -55,7 +55,7 @@ def server_of(options: EnvOptions) -> EnvServer:
     if options.target == "coding":
         from rollyard.runs.coding_env import coding_env, splits_of, tasks_of
 
-        read_key(options.coding.key_env)  # one that is not there is told of now
+        read_key(options.coding.key_env)  # a missing one is reported now
         tasks = tasks_of(options.tasks)
         make, splits = coding_env(options.coding, tasks, step=options.step), splits_of(tasks)
     else:

@@ -200,7 +200,7 @@ def _write_probe(folder: Path, needles: dict[str, Any]) -> None:
 
 
 def read_findings(log: str) -> Iterator[TaskFinding]:
-    """The probe's own lines; a sandbox where it could not look is told."""
+    """The probe's own lines; a sandbox where it could not look is reported."""
     rows = [row for line in log.splitlines() if line.startswith("{") and isinstance(row := _decode(line), dict)]
     leaks = [row for row in rows if row.get("leak") in _MEANING]
     for row in leaks[:_MOST_TOLD]:

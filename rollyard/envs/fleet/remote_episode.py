@@ -107,7 +107,7 @@ class RemoteEpisode:
         )
 
     async def verify(self, judge: Judge, conversation: list[Any] | None = None) -> None:
-        """Sets the reward, or why there is none. A sandbox or an instance that fails raises: that is nobody's score. So does an
+        """Sets the reward, or why there is none. A sandbox or an instance that fails raises: that is no score. So does an
         instance that the agent could not reach any more when it called last, whatever the verifier would make of that."""
         code, name = self.config.verifier_code, self.config.task_key or "(unnamed)"
         if not code:

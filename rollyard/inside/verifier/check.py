@@ -54,7 +54,7 @@ def choose_check(found: dict[str, Check], wanted: str | None) -> Check:
 
 def arguments(check: Check, env: Any, request: Ended) -> tuple[list[Any], dict[str, Any]]:
     if request.get("pickled"):
-        # Whoever sent this chose the code as well, and both run here and nowhere else.
+        # The sender of this chose the code as well, and both run only here.
         sent: dict[str, Any] = pickle.loads(base64.b64decode(request["pickled"]))
         positional = [value for value in sent["args"][1:] if not (isinstance(value, dict) and set(value) == {"env"})]
         return [env, *positional], sent["kwargs"]

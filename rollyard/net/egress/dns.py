@@ -30,7 +30,8 @@ def read_name(data: bytes, at: int) -> tuple[str, int]:
 async def answer(
     question: bytes, allows: Callable[[str], bool], place: Place, refuse: Callable[[str, str], Awaitable[None]]
 ) -> bytes | None:
-    """The message that answers `question`; None for what is no question. `refuse` is told each name that is not allowed."""
+    """The message that answers `question`; None for what is no question. `refuse` is called with each name that is not
+    allowed."""
     try:
         number, flags, count, *others = struct.unpack_from("!HHHHHH", question)
         if flags & 0x8000 or count != 1 or others[0] or others[1]:

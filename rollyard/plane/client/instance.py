@@ -124,7 +124,7 @@ class OpenedInstance:
         if self._plane.data_plane and not self._skip:
             try:
                 await self._plane.wait_for_health(client.id, within_s=self._within_s)
-            except BaseException:  # cancelled too: an instance nobody was given is deleted
+            except BaseException:  # cancelled too: an instance that was not handed out is deleted
                 await self.__aexit__(None, None, None)
                 raise
         return client

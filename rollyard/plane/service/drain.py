@@ -1,5 +1,5 @@
 """Whether a server takes on new work. Asked to stop, it first says that it is not ready and refuses creations, so that the load
-balancer sends requests elsewhere; what is under way is finished, and streams are told that it is over."""
+balancer sends requests elsewhere; what is under way is finished, and streams get an end."""
 
 from __future__ import annotations
 

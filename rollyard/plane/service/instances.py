@@ -1,7 +1,7 @@
 """Instances: from an environment or a bare image to a running thing with an owner, a time to live and a history.
 
 The order of steps is the whole point. Creation is journalled (with its quota) before the engine is asked; what the engine
-made is written down before the caller is told; deletion is written down before the engine is asked. A crash between any two
+made is written down before the caller gets it; deletion is written down before the engine is asked. A crash between any two
 steps therefore leaves a row that the sweep settles, and never a thing without a row.
 """
 

@@ -135,7 +135,7 @@ def say_skipped(tasks: Taskset) -> None:
 
 
 def _say_closed(tasks: Taskset, network: str) -> None:
-    """One line where tasks want the public network and nobody gave it to them."""
+    """One line if tasks want the public network and do not have it."""
     closed = sum(asks_public(task) for task in tasks) if network == "task" else 0
     if closed:
         Log("rollyard.runs").warning(

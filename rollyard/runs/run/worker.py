@@ -58,7 +58,7 @@ _RELEASE_S = 5.0
 
 
 class WorkerResources(NamedTuple):
-    """What a worker works with, opened by whoever starts it and closed after it."""
+    """What a worker works with, opened by its starter and closed after it."""
 
     store: Store
     gate: Gate
@@ -182,7 +182,7 @@ class Worker:
         rollout_ended: Rollout | None = None
         began = time.monotonic()
         try:
-            with anyio.CancelScope() as scope:  # it ends before the commit, so that what is committed is told
+            with anyio.CancelScope() as scope:  # it ends before the commit, so that its events come before the commit
                 self._held[attempt_id] = (lease, scope)
                 rollout_ended = await self._rollout(lease)
             if rollout_ended is None:
@@ -191,7 +191,7 @@ class Worker:
             done = await self._commit(lease, rollout_ended)
             if done is not None:
                 await finished(done)
-            else:  # nobody will know of it: what it kept goes with it
+            else:  # it will not be recorded: what it kept is removed with it
                 await remove_snapshots((rollout_ended,), self._means.backend)
         except BaseException:  # cancelled too: a lease without a worker goes back at once
             with anyio.move_on_after(_RELEASE_S, shield=True):
@@ -250,7 +250,7 @@ class Worker:
         return plan, await load_prefix(self._store, parent, point, said, resumed=plan.resumed)
 
     async def _clear(self, attempt: Attempt) -> None:
-        """Remove what whoever had the attempt before may have left here."""
+        """Remove what an earlier holder of the attempt may have left here."""
         if attempt.tries == 1 or not self._means.backend.capabilities.list:
             return
         try:
@@ -319,7 +319,7 @@ class Worker:
         )
 
     async def _commit(self, lease: Lease, done: Rollout) -> Rollout | None:
-        """None when there is nothing to show: the attempt was given back, or is somebody else's by now."""
+        """None when there is nothing to show: the attempt was given back, or another worker has it by now."""
         if done.failure is not None and done.failure.retry:
             if done.failure.boundary == "policy" and lease.attempt.policy in self._health.stopped:
                 await self._leave_owed(lease, done, done.failure)

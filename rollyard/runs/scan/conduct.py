@@ -223,7 +223,7 @@ def _find_nothing_new(tools: tuple[Deed, ...]) -> Deed | None:
 
 
 def _told(deed: Deed) -> tuple[str, str]:
-    """What a call told: its result without timings and numbers of lines. One that says little or changes files is told by
+    """The content of a call's result, without timings and line numbers. One that says little or changes files is told by
     its command."""
     lines = (
         _LINE_NUMBER.sub("", line).strip() for line in _TIMINGS.sub("", _TOLD_OF_RUN.sub("", deed.result)).splitlines()

@@ -99,7 +99,7 @@ def is_invalid(reward: float | None, findings: Iterable[Finding]) -> bool:
 def refuse_invalid(
     scanners: Mapping[str, Scanner], labelled: Mapping[str, str] | None = None
 ) -> Callable[[Rollout], str | None]:
-    """For exports: why a rollout's reward cannot be trusted, or None. `labelled` are rollouts of which somebody said so."""
+    """For exports: why a rollout's reward cannot be trusted, or None. `labelled` are rollouts with such a label."""
 
     def refuse(rollout: Rollout) -> str | None:
         if labelled is not None and rollout.id in labelled:

@@ -230,7 +230,7 @@ def _replaces(path: str, line: str) -> bool:
 
 
 def _ends_errors_well(change: FileChange) -> str | None:
-    """What is told of an error no longer reaches who runs it."""
+    """An error report no longer reaches the runner."""
     text = "\n".join(change.added)
     found = _ON_ERRORS.search(text)
     return found[0] if found and _EXITS_WELL.search(text) else None

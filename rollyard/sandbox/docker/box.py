@@ -129,7 +129,7 @@ class DockerSandbox(DockerFiles):
             await self.plain(["/bin/sh", "-c", _ADD_NAMES, "rollyard", *names], timeout=_KILL_S)
 
     def use_egress_of(self, other: DockerSandbox, names: Sequence[str]) -> None:
-        """Programs here are told of the proxy of a sandbox whose network they share."""
+        """Programs here get the proxy of the sandbox whose network they share."""
         self._env = {**other.describe_proxy(names), **self._env}
 
     def describe_proxy(self, names: Sequence[str]) -> dict[str, str]:
@@ -174,7 +174,7 @@ class DockerSandbox(DockerFiles):
         return f"{SNAPSHOTS}:{tag}"
 
     async def extend(self, ttl_s: float) -> None:
-        """From now on `ttl_s`. The keeper is told, and the new end is put into the name for everybody else."""
+        """From now on `ttl_s`. The keeper gets the new end, and the name has it for all others."""
         end = time.time() + ttl_s
         await self.script(keeper.EXTEND, str(math.ceil(ttl_s)))
         name = msgspec.structs.replace(self._who, expires_at=end).name

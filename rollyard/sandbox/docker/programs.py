@@ -90,7 +90,7 @@ class DockerPrograms(ProgramCalls):
             with (
                 anyio.move_on_after(_GRACE_S, shield=True),
                 contextlib.suppress(SandboxError),
-            ):  # the first error is told
+            ):  # the first error is reported
                 await self._end(mark, user)
             raise
         if code == 125 and output.stderr.startswith(nonce.encode()):

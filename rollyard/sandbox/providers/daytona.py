@@ -174,7 +174,7 @@ class DaytonaProvider(SandboxProvider):
         def one(sandbox_id: str, left: float) -> bool:
             try:
                 api.delete_sandbox(sandbox_id, _request_timeout=left)
-            except Exception as error:  # noqa: BLE001 - whatever it was, it may still be there, and is told as such
+            except Exception as error:  # noqa: BLE001 - whatever it was, it may still be there, and is reported as such
                 return getattr(error, "status", None) in (404, 409, 410)
             return True
 

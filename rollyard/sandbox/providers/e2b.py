@@ -210,7 +210,7 @@ class E2BProvider(SandboxProvider):
         def one(sandbox_id: str, left: float) -> bool:
             try:
                 self._sdk.Sandbox.kill(sandbox_id, request_timeout=left, **self._account())
-            except Exception:  # noqa: BLE001 - whatever it was, the sandbox may still be there, and is told as such
+            except Exception:  # noqa: BLE001 - whatever it was, the sandbox may still be there, and is reported as such
                 return False
             return True
 
@@ -352,7 +352,7 @@ class E2BProgram:
     async def _wait(self) -> None:
         try:
             await self.handle.wait()
-        except Exception as error:  # noqa: BLE001 - any end of the program is the end of its output, and is told as its last line
+        except Exception as error:  # noqa: BLE001 - any end of the program is the end of its output, and becomes its last line
             self._chunks.put_nowait(f"\n[{type(error).__name__}]\n")
         finally:
             self._chunks.put_nowait(None)

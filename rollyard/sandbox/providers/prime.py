@@ -188,7 +188,7 @@ class PrimeProvider(SandboxProvider):
         client.base_url = self._client.client.base_url
         try:
             answer = client.request("DELETE", "/sandbox", json={"sandbox_ids": list(ids)}, timeout=seconds)
-        except Exception:  # noqa: BLE001 - whatever it was, they may still be there, and are told as such
+        except Exception:  # noqa: BLE001 - whatever it was, they may still be there, and are reported as such
             return list(ids)
         done = {*answer.get("succeeded", ()), *(one["sandbox_id"] for one in answer.get("failed", ()) if _absent(one))}
         return [name for name in ids if name not in done]

@@ -65,7 +65,7 @@ class RemoteJob(ShimJob):
 
 class RemoteSandbox(RemoteFiles):
     """`own` are the labels it was made with; `forget` tells the backend that it is gone. `lease_s` is finite for one that is
-    to die with its opener: its provider is told no more than this at a time."""
+    to die with its opener: its provider gets no more than this at a time."""
 
     def __init__(
         self,

@@ -86,7 +86,7 @@ class RemotePrograms(ProgramCalls):
                 exit_code=None, stdout=out, stderr=err, timed_out=True, signal=9, duration_s=time.monotonic() - began
             )
         except (asyncio.CancelledError, SandboxInterrupted):
-            with anyio.move_on_after(_GRACE_S, shield=True), contextlib.suppress(Error):  # the first error is told
+            with anyio.move_on_after(_GRACE_S, shield=True), contextlib.suppress(Error):  # the first error is reported
                 await job_shim.kill_tree(run, mark, user=user)
             raise
         await self._discard(mark, f"{mark}.in", user=user)

@@ -86,7 +86,7 @@ def _tool_message(result: ToolResult, name: str) -> dict[str, Any]:
 
 
 def tool_call(call: ToolCall) -> dict[str, Any]:
-    """Arguments that are no JSON object are told as what could not be read."""
+    """Arguments that are no JSON object become an entry that could not be read."""
     name = f"{call.namespace}.{call.name}" if call.namespace else call.name
     message: dict[str, Any] = {"id": call.id, "function": name, "arguments": {}, "type": "function"}
     try:

@@ -37,7 +37,7 @@ class _Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _PlanFile(TestPlan, frozen=True, kw_only=True):
-    """With what the runner is told where it runs without a host."""
+    """With the environment of a runner that runs without a host."""
 
     key: str = ""
     log: str = ""
@@ -69,7 +69,8 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
 
 
 def _not_seen(plan: TestPlan, record: TestRecord | None) -> str | None:
-    """Nobody is judged by tests that nothing could see; where they are seen on the untouched image, the answer is the reason."""
+    """No verdict comes from tests that nothing could see; where they are seen on the untouched image, the answer is the
+    reason."""
     if record is None:
         return "nothing recorded the tests"
     return "pytest did not load the judge's plugin" if plan.site and record.prepared and not record.starts else None

@@ -31,7 +31,7 @@ def make() -> EnvServer:
     setting = os.environ.get
     key = setting("ROLLYARD_ENV_KEY") or None
     if key is None and setting("ROLLYARD_ENV_OPEN") != "1":
-        raise ConfigError("nobody has a key to this environment", hint="set ROLLYARD_ENV_KEY, or ROLLYARD_ENV_OPEN=1")
+        raise ConfigError("no key is set for this environment", hint="set ROLLYARD_ENV_KEY, or ROLLYARD_ENV_OPEN=1")
     tasks = tasks_of(setting("ROLLYARD_TASKS") or str(Path(__file__).parents[1] / "tasks.jsonl"))
     base_url = setting("ROLLYARD_BASE_URL") or None
     options = CodingOptions(

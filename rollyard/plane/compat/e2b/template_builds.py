@@ -123,7 +123,7 @@ class TemplateBuilder:
             build.error = str(getattr(error, "message", error)) or f"not built within {BUILD_S:g} s"
             build.state = "error"
             build.lines.append(BuildLine(at=time.time(), message=build.error, level="error", step=build.failed_step))
-        except Exception as error:  # noqa: BLE001 - the client that waits for the build is told; the cause is the operator's
+        except Exception as error:  # noqa: BLE001 - the client that waits for the build gets the error; the cause is the operator's
             self._log.exception("template.build_failed", build=build.id)
             build.error, build.state = f"the server failed: {type(error).__name__}", "error"
 

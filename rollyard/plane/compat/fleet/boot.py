@@ -48,7 +48,7 @@ def _environ(world: World) -> dict[str, str]:
 
 
 async def _answering(sandbox: Sandbox, job: Job, world: World) -> None:
-    """Returns when its health page does. A server that has ended, or takes too long, is told with its last words."""
+    """Returns when its health page does. A server that has ended, or takes too long, is reported with its last output."""
     pause = 0.02
     try:
         async with asyncio.timeout(world.boot_s):

@@ -1,7 +1,7 @@
 """The instances behind the server: instances of the plane, each of which runs a world's tool server.
 
 What a client asked for is in the instance's labels, so any replica knows it, and a restart loses nothing. A create is bound to
-its request id in the plane's store: a client that lost the answer is told the instance instead of getting a second one, whichever
+its request id in the plane's store: a client that lost the answer gets that instance instead of getting a second one, whichever
 replica it asks. One that promised heartbeats and stops sending them is idle, and the plane's sweep ends it.
 """
 
@@ -34,7 +34,7 @@ _log = Log("rollyard.fleet")
 MARK = "rollyard.fleet"  # the label of a world's instance; its value is the world's version
 MADE = "rollyard.fleet.make"
 REGIONS = ("us-west-1", "us-east-1", "eu-west-2", "local")
-UNLIMITED = 1_000_000  # what a client that asks for its limit is told where there is none
+UNLIMITED = 1_000_000  # the limit that a client sees where there is none
 _BOOT_S = 300.0  # the most that making one may take
 Status = Literal["pending", "running", "error", "stopped"]
 

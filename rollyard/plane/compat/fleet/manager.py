@@ -230,7 +230,7 @@ def check_code(place: WorldInstance, wanted: VerifierFunction) -> VerifierCode:
 
 
 def _mode(database: str) -> str:
-    """The seed is what verifiers compare with: nobody writes to it."""
+    """The seed is what verifiers compare with: it is never written to."""
     return "ro" if database == "seed" else "rw"
 
 

@@ -1,6 +1,6 @@
 """ROCK's sandbox calls over the plane's instances: start, look, execute, shells, files, stop.
 
-A sandbox that nobody uses for `auto_clear_time` minutes ends, as there; a stopped one is gone, so restart, archive and commit are
+A sandbox that is not used for `auto_clear_time` minutes ends, as there; a stopped one is gone, so restart, archive and commit are
 refused. A client's own `sandbox_id` makes a repeated start give the same instance, whose id is still the plane's.
 """
 
