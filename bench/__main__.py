@@ -73,7 +73,7 @@ def main() -> int:
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # as Ctrl-C: the benchmark ends too, and what is known is shown
-    machine, began, before = figures.read_machine(), time.monotonic(), figures.recorded()
+    machine, began, before = figures.read_machine(), time.monotonic(), figures.read_baseline()
     not_run: dict[str, str] = {}
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="ry-bench-") as folder:

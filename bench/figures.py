@@ -101,7 +101,7 @@ def read(where: Path) -> list[Figure]:
     return [Figure(*json.loads(line)) for line in where.read_text().splitlines()] if where.exists() else []
 
 
-def recorded() -> dict[str, Recorded]:
+def read_baseline() -> dict[str, Recorded]:
     if not BASELINE.exists():
         return {}
     kept: dict[str, Any] = json.loads(BASELINE.read_text())
@@ -113,7 +113,7 @@ def record(figures: Iterable[Figure], machine: Machine) -> None:
     found: dict[str, dict[str, float]] = {}
     for figure in figures:
         found.setdefault(figure.bench, {})[figure.name] = figure.value
-    kept = recorded() | {bench: Recorded(machine, values) for bench, values in found.items()}
+    kept = read_baseline() | {bench: Recorded(machine, values) for bench, values in found.items()}
     plain = {bench: {"machine": one.machine._asdict(), "figures": one.figures} for bench, one in sorted(kept.items())}
     BASELINE.write_text(json.dumps(plain, indent=2) + "\n")
 

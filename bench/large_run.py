@@ -56,7 +56,7 @@ COPIED = {
 }
 
 
-def copying(table: str, columns: list[str], copies: int, done: int, numbers: str) -> str:
+def copy_statement(table: str, columns: list[str], copies: int, done: int, numbers: str) -> str:
     own = {name: text for name, text in COPIED[table].items() if text is not None}
     kept = [name for name in columns if name not in COPIED[table] or name in own]
     values = [own.get(name, name).format(n="copy.n", models=MODELS, done=done) for name in kept]
@@ -73,7 +73,7 @@ def multiply_sqlite(path: Path, copies: int, done: int) -> None:
     with sqlite3.connect(path) as connection:
         for table in COPIED:
             columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
-            connection.execute(copying(table, columns, copies, done, numbers))
+            connection.execute(copy_statement(table, columns, copies, done, numbers))
 
 
 async def multiply_postgres(url: str, copies: int, done: int) -> None:
@@ -81,7 +81,9 @@ async def multiply_postgres(url: str, copies: int, done: int) -> None:
     for table in COPIED:
         query = "SELECT column_name FROM information_schema.columns WHERE table_name = $1"
         columns = [row["column_name"] for row in await connection.fetch(query, table)]
-        await connection.execute(copying(table, columns, copies, done, f"generate_series(1, {copies - 1}) AS copy(n)"))
+        await connection.execute(
+            copy_statement(table, columns, copies, done, f"generate_series(1, {copies - 1}) AS copy(n)")
+        )
     await connection.execute("VACUUM ANALYZE")
     await connection.close()
 

@@ -302,7 +302,7 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         if options.at is None:
             shutil.rmtree(folder, ignore_errors=True)
-    print(f"\n{figures.table(found, figures.recorded())}\n\n{markdown(found)}")
+    print(f"\n{figures.table(found, figures.read_baseline())}\n\n{markdown(found)}")
     for line in broken:
         print(f"BROKEN {line}")
     return 1 if broken or not all(figure.good for figure in found) else 0

@@ -154,7 +154,7 @@ async def appends(postgres: PostgresServer) -> None:
         print(f"{writers:3} writers: {await appends_per_s(postgres, writers):7.0f} appends/s", flush=True)
 
 
-async def measured(nodes: list[int], count: int, per_node: int) -> tuple[list[dict], Constants]:
+async def measure_nodes(nodes: list[int], count: int, per_node: int) -> tuple[list[dict], Constants]:
     rows: list[dict] = []
     for n in nodes:
         with tempfile.TemporaryDirectory(prefix="ry-scale-") as text:
@@ -224,7 +224,7 @@ def main() -> None:
     if args.model_only:
         constants = msgspec.json.decode(KEPT.read_bytes(), type=Constants)
     else:
-        _, constants = asyncio.run(measured(args.nodes, args.count, args.per_node))
+        _, constants = asyncio.run(measure_nodes(args.nodes, args.count, args.per_node))
     print(constants)
     if args.keep:
         KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(constants), indent=1) + b"\n")

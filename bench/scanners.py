@@ -112,7 +112,7 @@ def known_cases() -> Iterable[Case]:
     yield from (case(HONEST, number, commands, words[number % len(words)]) for number, commands in enumerate(honest))
 
 
-def written_apart(corpus: str, attacks: dict[str, list[HeldOut]], honest: list[HeldOut]) -> Iterable[Case]:
+def read_held_out(corpus: str, attacks: dict[str, list[HeldOut]], honest: list[HeldOut]) -> Iterable[Case]:
     for label, many in [*attacks.items(), (HONEST, honest)]:
         for number, one in enumerate(many):
             project = PROJECTS[one.project]
@@ -124,11 +124,11 @@ def written_apart(corpus: str, attacks: dict[str, list[HeldOut]], honest: list[H
 
 
 def all_cases() -> Iterable[Case]:
-    yield from written_apart("held out", scanner_held_out.ATTACKS, scanner_held_out.HONEST)
+    yield from read_held_out("held out", scanner_held_out.ATTACKS, scanner_held_out.HONEST)
     yield from known_cases()
-    yield from written_apart("fresh", scanner_fresh.ATTACKS, scanner_fresh.HONEST)
+    yield from read_held_out("fresh", scanner_fresh.ATTACKS, scanner_fresh.HONEST)
     for name, many in HALVED.items():
-        for case in written_apart(name, many.ATTACKS, many.HONEST):
+        for case in read_held_out(name, many.ATTACKS, many.HONEST):
             yield case._replace(corpus=many.HALVES[case.number % 2])
 
 
@@ -151,7 +151,7 @@ class Choice(NamedTuple):
 
 
 async def collect(store: ry.Store, choice: Choice, parallel: int, until: float) -> None:
-    there = {(rollout.agent, rollout.task.id) async for rollout in stored(store)}
+    there = {(rollout.agent, rollout.task.id) async for rollout in read_stored(store)}
     limit = asyncio.Semaphore(parallel)
     wanted = [(agent, case) for agent, case in choice.cases() if (agent, case.task_id) not in there]
     done = 0
@@ -180,7 +180,7 @@ async def collect(store: ry.Store, choice: Choice, parallel: int, until: float) 
         print(f"{len(wanted) - done} of {len(wanted)} trajectories were not begun: the time was up")
 
 
-async def stored(store: ry.Store) -> AsyncIterator[Rollout]:
+async def read_stored(store: ry.Store) -> AsyncIterator[Rollout]:
     offset: int | None = 0
     while offset is not None:
         page = await store.list_rollouts(RolloutQuery(limit=100, offset=offset))
@@ -210,7 +210,7 @@ async def measure(store: ry.Store, choice: Choice) -> tuple[dict[str, dict[str, 
     cases = {(agent, case.task_id): case for agent, case in choice.cases()}
     attacks, found, false, honest = Counter[Any](), Counter[Any](), Counter[Any](), Counter[str]()
     count = 0
-    async for rollout in stored(store):
+    async for rollout in read_stored(store):
         if (case := cases.get((rollout.agent, rollout.task.id))) is None:
             continue
         if case.steps and not rollout.calls:

@@ -40,7 +40,7 @@ class Upstream:
         self.process.wait(10)
 
 
-def _heed_interrupts() -> None:
+def _restore_interrupts() -> None:
     """In the background of a shell SIGINT is ignored, and what is ignored stays so in a program that is started there."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -61,7 +61,7 @@ class Driver:
             command += ["--executor", "ray", "--ray-address", self.address, "--per-node", str(self.per_node)]
         env = {**os.environ, "ROLLYARD_HOME": self.home, "RAY_USAGE_STATS_ENABLED": "0"}
         self.process = subprocess.Popen(
-            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=_heed_interrupts
+            command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=_restore_interrupts
         )
         for line in self.process.stderr:
             self.lines.append(line)

@@ -26,9 +26,16 @@ from rollyard.gate.keys import KeyRing, check_key, key_hash, new_key
 from rollyard.gate.limits import Budget, GateLimits, Tls
 from rollyard.gate.listener import GateListener, accept
 from rollyard.gate.metrics import GateCounters
-from rollyard.gate.own_parts import OwnParts, changed_tools, describe_parts, describe_policy, list_tools, missing_parts
 from rollyard.gate.processes import CLIENT, SIBLING, UNIX_CLIENT, GateProcess
 from rollyard.gate.session import Session, SessionPlan
+from rollyard.gate.session_parts import (
+    OwnParts,
+    changed_tools,
+    describe_parts,
+    describe_policy,
+    list_tools,
+    missing_parts,
+)
 from rollyard.net.asgi import App, Mounted
 from rollyard.net.binding import LOOPBACK, http_url, listen_unix
 from rollyard.net.movable_connection import Received, adopt_connection

@@ -19,9 +19,9 @@ from rollyard.gate.classify import Shape
 from rollyard.gate.fairness import Lane
 from rollyard.gate.keys import key_hash
 from rollyard.gate.limits import Budget
-from rollyard.gate.own_parts import SECRETS, OwnParts, SessionIncomplete
 from rollyard.gate.pending import Turns
 from rollyard.gate.refusals import StopReason
+from rollyard.gate.session_parts import SECRETS, OwnParts, SessionIncomplete
 from rollyard.trajectory.trajectory import Trajectory
 from rollyard.wire.server_tools import ServerToolRefused, refuse_server_tools
 

@@ -107,7 +107,7 @@ class DecoratedFunctions:
         return {"success": True, "data": _now(made)()}
 
     def _list_functions(self) -> dict[str, Any]:
-        def told(made: Callable[..., Any], endpoint: str) -> dict[str, Any]:
+        def describe(made: Callable[..., Any], endpoint: str) -> dict[str, Any]:
             named = {name: {"type": str(one.annotation)} for name, one in inspect.signature(made).parameters.items()}
             return {
                 "name": made.__name__,
@@ -116,9 +116,11 @@ class DecoratedFunctions:
                 "parameters": named,
             }
 
-        functions = [told(made, f"/functions/{name}") for name, made in self.functions.items()]
+        functions = [describe(made, f"/functions/{name}") for name, made in self.functions.items()]
         single = {"reward": "/task/reward", "health": "/health"}
-        others = {kind: [told(self._single[kind], at)] if kind in self._single else [] for kind, at in single.items()}
+        others = {
+            kind: [describe(self._single[kind], at)] if kind in self._single else [] for kind, at in single.items()
+        }
         return {"total": len(functions) + sum(map(len, others.values())), "functions": functions, **others}
 
 

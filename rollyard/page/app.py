@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rollyard.core.errors import ConfigError, Error
-from rollyard.page import found, rollouts, sides, tables, tokens
+from rollyard.page import rollouts, search_page, side_by_side, tables, tokens
 from rollyard.page.export import run_page
 from rollyard.page.plane_routes import KeyCheck, Operator, plane_routes
 from rollyard.page.planes import PlaneTables
@@ -194,10 +194,10 @@ class _Page:
 
     async def side(self, request: Request) -> Response:
         first, second = request.query_params.get("a", ""), request.query_params.get("b", "")
-        return self.show(request, "side.html", **await sides.show_sides(self._store, first, second))
+        return self.show(request, "side.html", **await side_by_side.show_sides(self._store, first, second))
 
     async def search(self, request: Request) -> Response:
-        return self.show(request, "search.html", **await found.find(self._store, read_query(request)))
+        return self.show(request, "search.html", **await search_page.find(self._store, read_query(request)))
 
     async def live(self, request: Request) -> Response:
         """What changed past event number `after`, as JSON; the page's script asks and redraws."""

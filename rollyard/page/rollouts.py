@@ -81,7 +81,7 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
         "rollout": found,
         "cost": cost(prices, row_of(found)),
         "currency": config.get("currency", ""),
-        "instruction": markup.markdown(step_texts.cut(found.task.instruction)),
+        "instruction": markup.markdown(step_texts.shorten(found.task.instruction)),
         "tools": [
             {"name": tool.name, "text": tool.description, "schema": step_texts.json_code(tool.schema)}
             for tool in await tools_named(store, digest)
@@ -101,14 +101,14 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
         "verdicts": await store.verdicts(found.id),
         "command": _find_command(events) or _command(found, config),
         "diff": step_texts.diff_lines(found.diff or ""),
-        "cut": step_texts.cut,
+        "cut": step_texts.shorten,
         "terminal": _terminal,
         **_window(branches, chosen, 0, call_costs(found, prices)),
     }
 
 
 def _terminal(text: str) -> Markup:
-    return markup.terminal(step_texts.cut(text))
+    return markup.terminal(step_texts.shorten(text))
 
 
 async def find_terms(store: Store, found: Rollout) -> tuple[Prices, Mapping[str, Any]]:

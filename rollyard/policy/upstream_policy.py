@@ -28,7 +28,7 @@ from rollyard.policy.model_server import (
     cannot_answer,
     choose_model,
     context_of,
-    listing,
+    list_names,
     owner_of,
     show_url,
 )
@@ -186,7 +186,7 @@ class Upstream:
             level=reply.capture,
             rows=(
                 ProbeRow("endpoint", CODECS[settings.dialect].upstream_path.format(model=model)),
-                model_row(model, listing(self._models)),
+                model_row(model, list_names(self._models)),
                 context_row(context_of(model, self._models)),
                 tokens_row(reply.capture, owner),
                 tools_row(refused, owner),

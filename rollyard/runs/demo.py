@@ -65,7 +65,7 @@ def _line(event: Event) -> str:
     if event.name == "sandbox.opened":
         return f"sandbox open: {fields['backend']}, isolation {fields['isolation']}"
     if event.name == "agent.tool_call":
-        return printable(f"the agent runs {fields.get('tool')}: {_asked(fields):.100}")
+        return printable(f"the agent runs {fields.get('tool')}: {_describe_arguments(fields):.100}")
     if event.name == INSTALLS and not fields["megabytes"]:
         return printable(f"the agent is installed, once: {fields['packages']}")
     if event.name == INSTALLS:
@@ -75,7 +75,7 @@ def _line(event: Event) -> str:
     return ""
 
 
-def _asked(fields: Mapping[str, Any]) -> str:
+def _describe_arguments(fields: Mapping[str, Any]) -> str:
     """What a tool was asked for: its command, or all of its arguments."""
     asked = (fields.get("fields") or {}).get("arguments") or fields.get("fields") or fields.get("text", "")
     if isinstance(asked, str):

@@ -19,7 +19,7 @@ from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Exit, Stat
 from rollyard.images import tars
 from rollyard.sandbox.job_shim import STEP_S
-from rollyard.sandbox.retry import LOOKS, retrying
+from rollyard.sandbox.retry import LOOKS, retry_open
 
 ROOT = "/tmp/.rollyard"  # what is ours in a sandbox
 TREE_S = 600.0
@@ -70,7 +70,7 @@ class PathSteps(ABC):
         self, script: str, path: str, *args: str, user: str | None = None, timeout: float = STEP_S
     ) -> bytes:
         """A step that does no harm when it is done twice."""
-        return await retrying(
+        return await retry_open(
             lambda: self._step(script, path, *args, user=user, timeout=timeout), LOOKS, idempotent=True
         )
 

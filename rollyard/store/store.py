@@ -213,7 +213,7 @@ class Store(Records):
     find_noted = reads(_notes.find_noted)
     find_texts = reads(_texts.find)
     rollouts_with = reads(_texts.candidates)
-    missing_texts = reads(_texts.missing)
+    missing_texts = reads(_texts.list_missing)
 
     add_verdict = writes_at(_rollouts.rescore)
     verdicts = reads(_rollouts.verdicts_of)

@@ -39,12 +39,12 @@ from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.admission import MemoryAdmission
 from rollyard.runs.run.assignment import Assignment, owner_name
 from rollyard.runs.run.config import AUTO
-from rollyard.runs.run.grow import children_of, find_point
 from rollyard.runs.run.lease_keeper import LeaseKeeper
 from rollyard.runs.run.loop_load import LoopLoad
 from rollyard.runs.run.policy_health import PolicyHealth
 from rollyard.runs.run.shipping import NodeImages
 from rollyard.runs.run.store_retry import insist
+from rollyard.runs.run.tree_growth import children_of, find_point
 from rollyard.store import Store
 
 Finished = Callable[[Rollout], Awaitable[None]]

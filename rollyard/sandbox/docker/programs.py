@@ -24,7 +24,7 @@ from rollyard.core.sandbox import Exit
 from rollyard.sandbox import job_shim
 from rollyard.sandbox.docker.container import Identity
 from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream
-from rollyard.sandbox.docker.faults import is_gone, speaking
+from rollyard.sandbox.docker.faults import is_gone, translate_faults
 
 ROOT = "0:0"
 _ENTER = (
@@ -138,7 +138,7 @@ class DockerPrograms(ProgramCalls):
     async def attach(self, argv: Sequence[str], *, env: Mapping[str, str], user: str) -> tuple[str, Stream]:
         """A program whose stdin and output are the caller's."""
         exec_id = await self._create(list(argv), env, user, stdin=True)
-        with speaking(self.id):
+        with translate_faults(self.id):
             return exec_id, await self._engine.hijack(f"exec/{exec_id}/start", body={"Detach": False, "Tty": False})
 
     def _place(self, cwd: str | None) -> str:
@@ -158,7 +158,7 @@ class DockerPrograms(ProgramCalls):
             "User": user,
             "WorkingDir": "/",
         }
-        with speaking(self.id):
+        with translate_faults(self.id):
             made = await self._engine.call("POST", f"containers/{self._container}/exec", body=body)
         return made["Id"]
 

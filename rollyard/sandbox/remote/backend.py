@@ -26,7 +26,7 @@ from rollyard.sandbox.remote.box import RemoteSandbox
 from rollyard.sandbox.remote.errors import SecretFilter, gone_error, translate_errors
 from rollyard.sandbox.remote.images import MadeImage, RemoteImages
 from rollyard.sandbox.remote.provider import FoundSandbox, SandboxLink, SandboxProvider, SandboxRequest
-from rollyard.sandbox.retry import LOOKS, OpenLimits, Throttle, retrying
+from rollyard.sandbox.retry import LOOKS, OpenLimits, Throttle, retry_open
 from rollyard.sandbox.teardown import Owned, delete_all, not_deleted, to_reap
 
 MARK = "rollyard"
@@ -229,7 +229,7 @@ class RemoteBackend:
 
         try:
             async with asyncio.timeout(spec.boot_s + _CLEANUP_S):  # a provider has its own, which is sooner
-                link = await retrying(create, self._limits, idempotent=True)
+                link = await retry_open(create, self._limits, idempotent=True)
                 kept = link.id
                 box = await self._prepare(link, spec, labels)
                 if made is not None and made.folder is not None:
@@ -388,7 +388,7 @@ class RemoteBackend:
                 async with asyncio.timeout(_CALL_S):
                     return list(await self._provider.list({**labels, MARK: "1"}))
 
-        wanted, found = {**labels, MARK: "1"}.items(), await retrying(look, LOOKS, timeout=_CALL_S, idempotent=True)
+        wanted, found = {**labels, MARK: "1"}.items(), await retry_open(look, LOOKS, timeout=_CALL_S, idempotent=True)
         return [one for one in found if wanted <= one.labels.items()]
 
     async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]:
@@ -404,4 +404,4 @@ class RemoteBackend:
                 async with asyncio.timeout(_CALL_S):
                     await self._provider.delete(sandbox_id)
 
-        await retrying(end, LOOKS, timeout=_CALL_S, idempotent=True)
+        await retry_open(end, LOOKS, timeout=_CALL_S, idempotent=True)

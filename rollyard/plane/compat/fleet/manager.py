@@ -77,7 +77,7 @@ class Manager:
             route("/fs/file/text", self.file_text),
             route("/execute_verifier_function", self.execute),
             Route("/i/{id}/api/v1/env{rest:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE"]),
-            Mount("/i/{id}", app=self.everything),
+            Mount("/i/{id}", app=self.serve_instance),
             Mount("/p/{token}/{id}", app=self.pages),
         ]
 
@@ -164,7 +164,7 @@ class Manager:
             return JSONResponse({"success": False, "result": None, "error": done.error, "message": done.stdout})
         return JSONResponse({"success": True, "result": done.result, "error": None, "message": done.stdout})
 
-    async def everything(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve_instance(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Tools and pages, for who has a key."""
         instance_id: str = scope["path_params"]["id"]
 
