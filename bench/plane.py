@@ -70,7 +70,7 @@ async def server(folder: Path, engine: str):
         await process.wait()
 
 
-async def loaded(seconds: float, ask) -> tuple[float, list[float]]:
+async def measure_load(seconds: float, ask) -> tuple[float, list[float]]:
     """Requests a second by CALLERS callers, and the time of each."""
     times: list[float] = []
     ends = time.perf_counter() + seconds
@@ -99,10 +99,10 @@ async def creates(folder: Path, seconds: float) -> dict[str, float]:
                 assert answer.status == 201, await answer.text()
                 await answer.read()
 
-        await loaded(1.0, lambda: get("/health"))
-        bare, _ = await loaded(seconds, lambda: get("/health"))
-        made, times = await loaded(seconds, create)
-        listed, _ = await loaded(seconds, lambda: get("/v1/instances?limit=50"))
+        await measure_load(1.0, lambda: get("/health"))
+        bare, _ = await measure_load(seconds, lambda: get("/health"))
+        made, times = await measure_load(seconds, create)
+        listed, _ = await measure_load(seconds, lambda: get("/v1/instances?limit=50"))
     return {
         "bare_per_s": round(bare),
         "creates_per_s": round(made),
