@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 import rollyard as ry
-from bench.drills.__main__ import beside
+from bench.drills.__main__ import run_beside
 from bench.drills.breakable_link import BreakableLink
 from bench.drills.leftovers import Leftovers, sandbox_pids
 from bench.in_flight import find_limits
@@ -77,7 +77,7 @@ async def test_a_cut_link_carries_nothing_until_it_is_restored():
 
 
 def test_a_drill_beside_others_that_leaves_no_result_is_broken_with_what_its_process_said():
-    with beside(["no_such_drill"], argparse.Namespace(size=1, seed=1, fault_s=1.0, limit_s=120.0)) as wait:
+    with run_beside(["no_such_drill"], argparse.Namespace(size=1, seed=1, fault_s=1.0, limit_s=120.0)) as wait:
         (result,) = wait()
     assert not result.ok and "no_such_drill" in result.problem and "ended with 2" in result.problem
 

@@ -72,7 +72,7 @@ class Campaign:
     """One run, its faults, and what is known of it so far."""
 
     def __init__(self, args: argparse.Namespace, system: cluster.DrillSystem) -> None:
-        self._asked, self._ground = args, system
+        self._args, self._system = args, system
         self._drivers, self._workers = Memory(), Memory()
         self._busy = machine_s()[0]
         self.began = time.monotonic()
@@ -86,7 +86,7 @@ class Campaign:
         """Everything that is known, to the file too."""
         took = time.monotonic() - self.began
         found = {
-            "size": self._asked.size,
+            "size": self._args.size,
             "cores": os.cpu_count(),
             "seconds": round(took),
             "cores_busy": round((machine_s()[0] - self._busy) / took, 1),
@@ -97,7 +97,7 @@ class Campaign:
             "course": self.course,
             **more,
         }
-        if (path := self._asked.out) is not None:
+        if (path := self._args.out) is not None:
             fresh = path.with_suffix(".new")
             fresh.write_text(json.dumps(found, indent=1) + "\n")
             fresh.replace(path)
@@ -107,13 +107,13 @@ class Campaign:
         printed_at = 0.0
         while True:
             driver_mb = self._drivers.look([self.driver.process.pid])
-            pids = await asyncio.to_thread(self._ground.workers)
+            pids = await asyncio.to_thread(self._system.workers)
             workers_mb = self._workers.look(pids)
             self.driver.drain()
             if time.monotonic() > printed_at + TELL_S:
                 printed_at = time.monotonic()
                 with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                    counts = await account_so_far(self._ground.postgres.url, self.driver.run_id)
+                    counts = await account_so_far(self._system.postgres.url, self.driver.run_id)
                     seen = {"s": round(printed_at - self.began), **counts, "driver_mb": round(driver_mb)}
                     self.course.append({**seen, "workers": len(pids), "workers_mb": round(workers_mb)})
                     print("  ".join(f"{name} {value}" for name, value in self.course[-1].items()), flush=True)
@@ -122,16 +122,16 @@ class Campaign:
 
     async def break_things(self) -> None:
         """Until the run ends or its time is over."""
-        url, every_s = self._ground.postgres.url, self._asked.every_s
+        url, every_s = self._system.postgres.url, self._args.every_s
         await wait_for(url, self.driver.run_id, 1)  # a run that has not begun cannot be broken
         due = time.monotonic() + every_s / 2
         while self.driver.process.poll() is None and not self.cut:
-            if time.monotonic() > self.began + self._asked.limit_s:
+            if time.monotonic() > self.began + self._args.limit_s:
                 self.cut = True
             elif time.monotonic() > due:
                 fault = FAULTS[len(self.faults) % len(FAULTS)]
                 due = time.monotonic() + every_s
-                await fault(self._ground, self.driver)
+                await fault(self._system, self.driver)
                 with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError):
                     done = await count_committed(url, self.driver.run_id)
                     self.faults.append(
@@ -145,7 +145,7 @@ class Campaign:
         if self.cut:
             self.driver.interrupt()
         code = await asyncio.to_thread(self.driver.wait, END_S)
-        counts = await account(self._ground.postgres.url, self.driver.run_id)
+        counts = await account(self._system.postgres.url, self.driver.run_id)
         if self.cut:
             counts["lost"] -= counts["owed"]
         return code, counts

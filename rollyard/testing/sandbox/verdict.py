@@ -40,19 +40,19 @@ class SandboxTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 class SandboxCheck:
     def __init__(self, fixture: SandboxFixture) -> None:
-        self._ground = fixture
+        self._fixture = fixture
         self._seen: list[CaseOutcome] = []
 
     async def outcomes(self, *, only: str | None = None, slow: bool = False) -> AsyncIterator[CaseOutcome]:
-        async for outcome in check_sandbox(self._ground, only=only, slow=slow):
+        async for outcome in check_sandbox(self._fixture, only=only, slow=slow):
             self._seen.append(outcome)
             yield outcome
 
     def totals(self) -> SandboxTotals:
         count = {result: sum(o.result == result for o in self._seen) for result in ("passed", "skipped", "failed")}
-        can = self._ground.can
+        can = self._fixture.can
         return SandboxTotals(
-            backend=self._ground.backend.name, isolation=can.isolation, **count, outcomes=tuple(self._seen)
+            backend=self._fixture.backend.name, isolation=can.isolation, **count, outcomes=tuple(self._seen)
         )
 
 
