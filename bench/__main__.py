@@ -66,24 +66,24 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="each with its own defaults: longer, steadier")
     parser.add_argument("--record", action="store_true", help=f"keep the figures in {figures.BASELINE.name}")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="the longest that one benchmark may take")
-    asked = parser.parse_args()
-    if apart := sorted(set(asked.names) & set(APART)):
+    args = parser.parse_args()
+    if apart := sorted(set(args.names) & set(APART)):
         parser.error(f"{apart[0]} has a command of its own: python -m bench.{apart[0]} ({APART[apart[0]]})")
-    if unknown := set(asked.names) - set(BENCHES):
+    if unknown := set(args.names) - set(BENCHES):
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
     signal.signal(
         signal.SIGTERM, signal.default_int_handler
     )  # as Ctrl-C: the benchmark ends too, and what is known is shown
-    machine, began, before = figures.read_machine(), time.monotonic(), figures.recorded()
+    machine, began, before = figures.read_machine(), time.monotonic(), figures.read_baseline()
     not_run: dict[str, str] = {}
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="ry-bench-") as folder:
         where = Path(folder) / "figures"
         name = ""
         try:
-            for name in asked.names or BENCHES:
+            for name in args.names or BENCHES:
                 print(f"\n== {name}", flush=True)
-                ended = run(name, () if asked.full else BENCHES[name], where, asked.limit_s)
+                ended = run(name, () if args.full else BENCHES[name], where, args.limit_s)
                 noted = [figure for figure in figures.read(where) if figure.bench == name]
                 last = before[name].figures if name in before else {}
                 missing = [one for one in last if one not in {figure.name for figure in noted}]
@@ -95,7 +95,7 @@ def main() -> int:
                 else:
                     if missing:
                         not_run[f"{name}, in part"] = f"recorded, and not measured now: {', '.join(missing)}"
-                    if asked.record:
+                    if args.record:
                         figures.record(noted, machine)
                 if ended.code not in (0, figures.NOT_HERE) or (ended.code == 0 and not noted):
                     failed.append(name)

@@ -53,12 +53,12 @@ class Side:
 
         async def write(store: Store, lease: Lease) -> None:
             run = lease.attempt.run_id
-            told = [
+            events = [
                 (lease, Event(at=1.0, name="step", run_id=run, rollout_id=f"ro_{run}", fields={"number": number}))
                 for number in range(EVENTS)
             ]
             while time.perf_counter() < until:
-                await store.events_under(told)
+                await store.events_under(events)
                 self.done += 1
 
         async def look() -> None:

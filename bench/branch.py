@@ -169,7 +169,7 @@ def _stage(rollout: Rollout, name: str) -> Any:
 
 
 def proof_table(cells: Iterable[Cell]) -> str:
-    """A row for each agent and way, a column for each place; what was refused is told below."""
+    """A row for each agent and way, a column for each place; refusals are listed below."""
     found = {(cell.agent, cell.how, cell.place): cell for cell in cells}
     places = [place for place in PLACES if any(key[2] == place for key in found)]
     lines = [f"| agent | how | {' | '.join(places)} |", "|---" * (len(places) + 2) + "|"]
@@ -217,8 +217,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("agents", nargs="*", metavar="AGENT", help=f"of {', '.join(AGENTS)}; all by default")
     parser.add_argument("--place", action="append", choices=PLACES, help="only there; may be given again")
-    asked = parser.parse_args()
-    cells = asyncio.run(measure_all(asked.agents or AGENTS, asked.place or PLACES))
+    args = parser.parse_args()
+    cells = asyncio.run(measure_all(args.agents or AGENTS, args.place or PLACES))
     print(f"\n{proof_table(cells)}\n\n{cost_table(cells)}")
 
 

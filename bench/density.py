@@ -173,8 +173,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", default="", help="separated by commas; all: also those that are not yet installed")
     parser.add_argument("--count", type=int, default=4)
-    asked = parser.parse_args()
-    return 0 if asyncio.run(run([name for name in asked.agents.split(",") if name], asked.count)) else 1
+    args = parser.parse_args()
+    return 0 if asyncio.run(run([name for name in args.agents.split(",") if name], args.count)) else 1
 
 
 if __name__ == "__main__":

@@ -205,13 +205,13 @@ def cpu_of(pid: int) -> float:
 class Pair:
     """One client driving one server."""
 
-    def __init__(self, name: str, python: str, code: str, url: str, server: int, asked: argparse.Namespace) -> None:
-        self.name, self.server, self.steps = name, server, asked.sessions * asked.steps
+    def __init__(self, name: str, python: str, code: str, url: str, server: int, args: argparse.Namespace) -> None:
+        self.name, self.server, self.steps = name, server, args.sessions * args.steps
         self.wall: list[float] = []
         self.client_ms: list[float] = []
         self.server_ms: list[float] = []
         self.rss = 0.0
-        command = [python, "-c", code, url, str(asked.sessions), str(asked.steps), str(asked.rounds)]
+        command = [python, "-c", code, url, str(args.sessions), str(args.steps), str(args.rounds)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None and self.process.stdin is not None
         assert self.process.stdout.readline() == "ready\n", f"{name} did not get ready"
@@ -242,11 +242,11 @@ def free_port() -> int:
 
 def import_cost(python: str, code: str) -> tuple[float, float, int]:
     """CPU seconds, peak MB and modules of a fresh interpreter that runs `code`, less those of one that runs nothing."""
-    told = "; import sys, resource; u = resource.getrusage(resource.RUSAGE_SELF); "
-    told += "print(u.ru_utime + u.ru_stime, u.ru_maxrss / 1024, len(sys.modules))"
+    report = "; import sys, resource; u = resource.getrusage(resource.RUSAGE_SELF); "
+    report += "print(u.ru_utime + u.ru_stime, u.ru_maxrss / 1024, len(sys.modules))"
 
     def run(what: str) -> tuple[float, float, int]:
-        out = subprocess.run([python, "-c", what + told], capture_output=True, text=True, check=True).stdout.split()
+        out = subprocess.run([python, "-c", what + report], capture_output=True, text=True, check=True).stdout.split()
         return float(out[0]), float(out[1]), int(out[2])
 
     bare = statistics.median(run("pass")[0] for _ in range(5))
@@ -260,7 +260,7 @@ def serve(command: list[str], port: int) -> subprocess.Popen[bytes]:
     return process
 
 
-def measure(asked: argparse.Namespace) -> list[Pair]:
+def measure(args: argparse.Namespace) -> list[Pair]:
     their_python = str(peers.venv("openenv"))
     ours, theirs, tools, bare, echo = (free_port() for _ in range(5))
     tool = str(Path(sys.executable).with_name("rollyard"))
@@ -274,23 +274,23 @@ def measure(asked: argparse.Namespace) -> list[Pair]:
     time.sleep(2)
 
     def pair(name: str, python: str, client: dict[str, str], port: int, number: int, steps: int) -> Pair:
-        asked_here = argparse.Namespace(sessions=asked.sessions, steps=steps, rounds=asked.rounds)
+        asked_here = argparse.Namespace(sessions=args.sessions, steps=steps, rounds=args.rounds)
         url = f"http://127.0.0.1:{port}"
         return Pair(name, python, CLIENT.format(**client), url, servers[number].pid, asked_here)
 
     try:
-        few = max(20, asked.steps // 8)  # theirs is slow at it
+        few = max(20, args.steps // 8)  # theirs is slow at it
         pairs = [
-            pair("our client, our server", sys.executable, OURS | STEP, ours, 0, asked.steps),
-            pair("their client, their server", their_python, THEIRS | STEP, theirs, 1, asked.steps),
-            pair("their client, our server", their_python, THEIRS | STEP, ours, 0, asked.steps),
-            pair("our client, their server", sys.executable, OURS | STEP, theirs, 1, asked.steps),
-            pair("a tool: ours, ours", sys.executable, OURS | OUR_TOOL, ours, 0, asked.steps),
+            pair("our client, our server", sys.executable, OURS | STEP, ours, 0, args.steps),
+            pair("their client, their server", their_python, THEIRS | STEP, theirs, 1, args.steps),
+            pair("their client, our server", their_python, THEIRS | STEP, ours, 0, args.steps),
+            pair("our client, their server", sys.executable, OURS | STEP, theirs, 1, args.steps),
+            pair("a tool: ours, ours", sys.executable, OURS | OUR_TOOL, ours, 0, args.steps),
             pair("a tool: theirs, theirs", their_python, THEIRS | THEIR_TOOL, tools, 2, few),
-            pair("bare TCP", sys.executable, BARE, bare, 3, asked.steps),
-            pair("an echo of `websockets`", sys.executable, WEBSOCKET, echo, 4, asked.steps),
+            pair("bare TCP", sys.executable, BARE, bare, 3, args.steps),
+            pair("an echo of `websockets`", sys.executable, WEBSOCKET, echo, 4, args.steps),
         ]
-        for _ in range(asked.rounds):
+        for _ in range(args.rounds):
             for one in pairs:
                 one.window()
         print(f"server RSS: ours {rss_mb(servers[0].pid):.0f} MB, theirs {rss_mb(servers[1].pid):.0f} MB")
@@ -334,8 +334,8 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=400, help="per session and window")
     parser.add_argument("--sessions", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
-    pairs = measure(asked)
+    args = parser.parse_args()
+    pairs = measure(args)
     pythons = {"theirs": str(peers.venv("openenv"))}
     figures = report(pairs, {n: import_cost(pythons.get(n, sys.executable), code) for n, code in IMPORTS.items()})
     print()

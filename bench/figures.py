@@ -101,7 +101,7 @@ def read(where: Path) -> list[Figure]:
     return [Figure(*json.loads(line)) for line in where.read_text().splitlines()] if where.exists() else []
 
 
-def recorded() -> dict[str, Recorded]:
+def read_baseline() -> dict[str, Recorded]:
     if not BASELINE.exists():
         return {}
     kept: dict[str, Any] = json.loads(BASELINE.read_text())
@@ -113,13 +113,14 @@ def record(figures: Iterable[Figure], machine: Machine) -> None:
     found: dict[str, dict[str, float]] = {}
     for figure in figures:
         found.setdefault(figure.bench, {})[figure.name] = figure.value
-    kept = recorded() | {bench: Recorded(machine, values) for bench, values in found.items()}
+    kept = read_baseline() | {bench: Recorded(machine, values) for bench, values in found.items()}
     plain = {bench: {"machine": one.machine._asdict(), "figures": one.figures} for bench, one in sorted(kept.items())}
     BASELINE.write_text(json.dumps(plain, indent=2) + "\n")
 
 
 def table(figures: Iterable[Figure], before: Mapping[str, Recorded]) -> str:
-    """Verdict, value, budget and ratio to the recorded run, one line each, in 80 columns; what is worse is told again below."""
+    """Verdict, value, budget and ratio to the recorded run, one line each, in 80 columns; figures that became worse are listed
+    again below."""
     lines = [f"{'':7}{'figure':42} {'value':>9}  {'budget':10}{'to last':>8}"]
     worse: list[str] = []
     bench = ""

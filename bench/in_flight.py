@@ -23,7 +23,9 @@ from pathlib import Path
 import msgspec
 
 from bench import thin_agent
-from bench.drills.ground import Driver, PostgresServer, Upstream, account, causes, retried, sandbox_pids, stage_errors
+from bench.drills.driver import Driver, PostgresServer, Upstream
+from bench.drills.leftovers import sandbox_pids
+from bench.drills.queries import account, causes, retry_reasons, stage_errors
 from bench.scale import cpu_s
 from rollyard.core.errors import Error
 from tests.servers.ray_cluster import RayCluster
@@ -146,12 +148,12 @@ def start_nodes(cluster: RayCluster, count: int) -> None:
 
 async def until_held(upstream: Upstream, driver: Driver, count: int, limit_s: float) -> int:
     """How many are held: all of them, or those that came until `limit_s` was over."""
-    end, told = time.monotonic() + limit_s, 0
+    end, shown = time.monotonic() + limit_s, 0
     while True:
         held = (await asyncio.to_thread(upstream.ask, "/state"))["held"]
         driver.drain()
-        if held >= told + 100:
-            told = held
+        if held >= shown + 100:
+            shown = held
             print(f"  {held} held, {limit_s - (end - time.monotonic()):.0f} s", flush=True)
         if held >= count or time.monotonic() > end:
             return held
@@ -161,10 +163,10 @@ async def until_held(upstream: Upstream, driver: Driver, count: int, limit_s: fl
 
 
 def report(
-    asked: argparse.Namespace, held: int, where: str, before: float, first: Look, last: Look, sandboxes_mb: float
+    args: argparse.Namespace, held: int, where: str, before: float, first: Look, last: Look, sandboxes_mb: float
 ) -> None:
     span = last.at - first.at
-    print(f"{held} of {asked.count} rollouts in flight {where}")
+    print(f"{held} of {args.count} rollouts in flight {where}")
     print(f"memory: {(before - last.available_mb) / held:.1f} MB of the machine per rollout; ", end="")
     print(f"sandboxes {sandboxes_mb / held:.1f} MB each, ", end="")
     print(f"workers {last.worker_mb:.0f} MB in all, driver {last.driver_mb:.0f} MB")
@@ -183,7 +185,7 @@ async def drain(driver: Driver, postgres: PostgresServer, limit_s: float) -> tup
     return code, await account(postgres.url, driver.run_id)
 
 
-async def measure(folder: Path, asked: argparse.Namespace) -> bool:
+async def measure(folder: Path, args: argparse.Namespace) -> bool:
     home, upstream, postgres = folder / "home", Upstream(), PostgresServer()
     driver: Driver | None = None
     home.mkdir()
@@ -191,31 +193,31 @@ async def measure(folder: Path, asked: argparse.Namespace) -> bool:
     (folder / "tasks.jsonl").write_text('{"id": "t", "instruction": "hello", "verify": ["true"]}\n')
     (folder / "run.toml").write_text(
         CONFIG.format(
-            folder=folder, agent=agent, count=asked.count, url=upstream.url, lease=asked.lease_s, boot=asked.boot_s
+            folder=folder, agent=agent, count=args.count, url=upstream.url, lease=args.lease_s, boot=args.boot_s
         )
     )
     try:
         with RayCluster(1, env={"ROLLYARD_HOME": str(home)}, start_s=NODE_S) as cluster:
-            start_nodes(cluster, asked.nodes)
+            start_nodes(cluster, args.nodes)
             before = _meminfo("MemAvailable")
             upstream.fault("hang")
             began = time.monotonic()
-            driver = Driver(postgres.url, folder / "run.toml", cluster.address, str(home), per_node=asked.per_node)
-            held = await until_held(upstream, driver, asked.count, asked.start_s)
+            driver = Driver(postgres.url, folder / "run.toml", cluster.address, str(home), per_node=args.per_node)
+            held = await until_held(upstream, driver, args.count, args.start_s)
             ready_s = time.monotonic() - began
             workers = cluster.worker_pids()
             first = look(driver, workers, postgres)
-            await asyncio.sleep(asked.answer_s)
+            await asyncio.sleep(args.answer_s)
             last = look(driver, workers, postgres)
             sandboxes_mb = await asyncio.to_thread(_sandboxes_mb, str(home))
             where = f"on {len(cluster.nodes)} nodes with {len(workers)} workers after {ready_s:.0f} s"
-            report(asked, held, where, before, first, last, sandboxes_mb)
+            report(args, held, where, before, first, last, sandboxes_mb)
             upstream.fault("none")
             began = time.monotonic()
-            code, counts = await drain(driver, postgres, asked.start_s)
+            code, counts = await drain(driver, postgres, args.start_s)
             print(f"answered at once, {counts['committed']} committed {time.monotonic() - began:.0f} s later; ", end="")
             print(f"the driver ended with {code}: {counts}")
-            print(f"given back for another try: {await retried(postgres.url, driver.run_id)}")
+            print(f"given back for another try: {await retry_reasons(postgres.url, driver.run_id)}")
             if said := await stage_errors(postgres.url, driver.run_id):
                 print(f"stages failed with: {said}")
             if code != 0:
@@ -229,8 +231,8 @@ async def measure(folder: Path, asked: argparse.Namespace) -> bool:
         upstream.close()
         postgres.close()
     return (
-        held == asked.count
-        and len(cluster.nodes) == asked.nodes
+        held == args.count
+        and len(cluster.nodes) == args.nodes
         and code == 0
         and not any(counts[name] for name in WRONG)
     )
@@ -245,13 +247,13 @@ def main() -> int:
     parser.add_argument("--start-s", type=float, default=1800.0, help="for all of them to be held")
     parser.add_argument("--lease-s", type=float, default=60.0, help="how long a claim holds without a heartbeat")
     parser.add_argument("--boot-s", type=float, default=600.0, help="limits.boot: for a sandbox to open")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if wrong := find_limits(asked.count, asked.nodes * asked.per_node):
+    if wrong := find_limits(args.count, args.nodes * args.per_node):
         print("\n".join(wrong))
         return 2
     with tempfile.TemporaryDirectory(prefix="ry-in-flight-") as folder:
-        return 0 if asyncio.run(measure(Path(folder), asked)) else 1
+        return 0 if asyncio.run(measure(Path(folder), args)) else 1
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from pathlib import Path
 import asyncpg
 
 from bench import thin_agent
-from bench.drills.ground import ROLLYARD, PostgresServer, Upstream
+from bench.drills.driver import ROLLYARD, PostgresServer, Upstream
 from bench.figures import note
 from bench.page import peak_mb
 
@@ -56,7 +56,7 @@ COPIED = {
 }
 
 
-def copying(table: str, columns: list[str], copies: int, done: int, numbers: str) -> str:
+def copy_statement(table: str, columns: list[str], copies: int, done: int, numbers: str) -> str:
     own = {name: text for name, text in COPIED[table].items() if text is not None}
     kept = [name for name in columns if name not in COPIED[table] or name in own]
     values = [own.get(name, name).format(n="copy.n", models=MODELS, done=done) for name in kept]
@@ -73,15 +73,17 @@ def multiply_sqlite(path: Path, copies: int, done: int) -> None:
     with sqlite3.connect(path) as connection:
         for table in COPIED:
             columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
-            connection.execute(copying(table, columns, copies, done, numbers))
+            connection.execute(copy_statement(table, columns, copies, done, numbers))
 
 
 async def multiply_postgres(url: str, copies: int, done: int) -> None:
     connection = await asyncpg.connect(url)
     for table in COPIED:
-        asked = "SELECT column_name FROM information_schema.columns WHERE table_name = $1"
-        columns = [row["column_name"] for row in await connection.fetch(asked, table)]
-        await connection.execute(copying(table, columns, copies, done, f"generate_series(1, {copies - 1}) AS copy(n)"))
+        query = "SELECT column_name FROM information_schema.columns WHERE table_name = $1"
+        columns = [row["column_name"] for row in await connection.fetch(query, table)]
+        await connection.execute(
+            copy_statement(table, columns, copies, done, f"generate_series(1, {copies - 1}) AS copy(n)")
+        )
     await connection.execute("VACUUM ANALYZE")
     await connection.close()
 
@@ -130,7 +132,7 @@ def resume(kind: str, store: str, run_id: str, what: str, env: dict[str, str]) -
     note(f"MB, {kind}: most that its process held, {what}", peak, 300.0)
 
 
-async def measure(kind: str, folder: Path, asked: argparse.Namespace) -> None:
+async def measure(kind: str, folder: Path, args: argparse.Namespace) -> None:
     upstream = Upstream()
     server = PostgresServer(durable=False) if kind == "postgresql" else None
     try:
@@ -142,12 +144,12 @@ async def measure(kind: str, folder: Path, asked: argparse.Namespace) -> None:
         env = {**os.environ, "ROLLYARD_HOME": str(folder / "home")}
         store = server.url if server else str(folder / "large.db")
         run_id = await asyncio.to_thread(begin, store, config, env)
-        copies, done = asked.attempts // MODELS, asked.attempts - asked.owed
+        copies, done = args.attempts // MODELS, args.attempts - args.owed
         if server:
             await multiply_postgres(server.url, copies, done)
         else:
             await asyncio.to_thread(multiply_sqlite, folder / "large.db", copies, done)
-        await asyncio.to_thread(resume, kind, store, run_id, f"{asked.owed} owed", env)
+        await asyncio.to_thread(resume, kind, store, run_id, f"{args.owed} owed", env)
         await asyncio.to_thread(resume, kind, store, run_id, "nothing owed", env)
     finally:
         upstream.close()
@@ -160,10 +162,10 @@ def main() -> None:
     parser.add_argument("--attempts", type=int, default=100_000)
     parser.add_argument("--owed", type=int, default=10)
     parser.add_argument("--only", choices=("sqlite", "postgresql"))
-    asked = parser.parse_args()
-    for kind in (asked.only,) if asked.only else ("sqlite", "postgresql"):
+    args = parser.parse_args()
+    for kind in (args.only,) if args.only else ("sqlite", "postgresql"):
         with tempfile.TemporaryDirectory(prefix="ry-large-run-") as folder:
-            asyncio.run(measure(kind, Path(folder), asked))
+            asyncio.run(measure(kind, Path(folder), args))
 
 
 if __name__ == "__main__":

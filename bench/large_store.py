@@ -54,7 +54,7 @@ LIMIT_S = 3600.0  # of one command, on a busy machine
 ROLLYARD = (sys.executable, "-m", "rollyard")
 
 
-class Asked(NamedTuple):
+class Query(NamedTuple):
     """A command, and its budgets."""
 
     words: tuple[str, ...]
@@ -63,41 +63,41 @@ class Asked(NamedTuple):
     codes: tuple[int, ...] = (0,)
 
 
-def questions(count: int) -> dict[str, Asked]:
+def questions(count: int) -> dict[str, Query]:
     one = f"ro_c{count // MODELS // 3:06}_07"
     return {
-        "list": Asked(("list",), 5),
-        "list RUN": Asked(("list", BIG), 5),
-        "list RUN, in the middle": Asked(("list", BIG, "--offset", str(count // 4)), 5),
-        "list RUN, by reward": Asked(("list", BIG, "--sort", "reward", "--descending"), 5),
-        "list RUN, by status": Asked(("list", BIG, "--status", "infra_error"), 5),
-        "list of every run, by agent": Asked(("list", "--agent", "pi"), 5),
-        "show RUN": Asked(("show", BIG), 5),
-        "show ROLLOUT": Asked(("show", one), 5),
-        "show by the end of an id": Asked(("show", one[-8:]), 5),
-        "why ROLLOUT": Asked(("why", one), 5),
-        "why RUN": Asked(("why", BIG), 5),
-        "compare RUN RUN": Asked(("compare", BIG, OTHER), 15),
-        "compare RUN@ RUN@": Asked(("compare", f"{BIG}@small", f"{BIG}@large"), 15),
-        "report of a run": Asked((BIG,), 60),
-        "grep, found in each": Asked(("grep", "step", BIG), 5),
-        "grep, found in a hundredth": Asked(("grep", "make step-77-3", BIG), 20),
-        "grep, found nowhere": Asked(("grep", "no-such-words", BIG), 20, codes=(1,)),
-        "grep of every run": Asked(("grep", "-l", "--limit", "20000", "make step-77-3"), 60),
-        "clean --snapshots RUN": Asked(("clean", "--snapshots", BIG), 60),
-        "store prune --dry-run": Asked(("store", "prune", "--older-than", "0", "--dry-run"), 5),
+        "list": Query(("list",), 5),
+        "list RUN": Query(("list", BIG), 5),
+        "list RUN, in the middle": Query(("list", BIG, "--offset", str(count // 4)), 5),
+        "list RUN, by reward": Query(("list", BIG, "--sort", "reward", "--descending"), 5),
+        "list RUN, by status": Query(("list", BIG, "--status", "infra_error"), 5),
+        "list of every run, by agent": Query(("list", "--agent", "pi"), 5),
+        "show RUN": Query(("show", BIG), 5),
+        "show ROLLOUT": Query(("show", one), 5),
+        "show by the end of an id": Query(("show", one[-8:]), 5),
+        "why ROLLOUT": Query(("why", one), 5),
+        "why RUN": Query(("why", BIG), 5),
+        "compare RUN RUN": Query(("compare", BIG, OTHER), 15),
+        "compare RUN@ RUN@": Query(("compare", f"{BIG}@small", f"{BIG}@large"), 15),
+        "report of a run": Query((BIG,), 60),
+        "grep, found in each": Query(("grep", "step", BIG), 5),
+        "grep, found in a hundredth": Query(("grep", "make step-77-3", BIG), 20),
+        "grep, found nowhere": Query(("grep", "no-such-words", BIG), 20, codes=(1,)),
+        "grep of every run": Query(("grep", "-l", "--limit", "20000", "make step-77-3"), 60),
+        "clean --snapshots RUN": Query(("clean", "--snapshots", BIG), 60),
+        "store prune --dry-run": Query(("store", "prune", "--older-than", "0", "--dry-run"), 5),
     }
 
 
-def exports(folder: Path) -> dict[str, Asked]:
+def exports(folder: Path) -> dict[str, Query]:
     out = {name: str(folder / f"out.{name}") for name in ("jsonl", "turns", "samples", "parquet", "html")}
     named = ("jsonl", "turns", "samples", "parquet")
-    made = {f"export {n}": Asked(("export", BIG, "--out", out[n], "--format", n), peak_mb=300) for n in named}
+    made = {f"export {n}": Query(("export", BIG, "--out", out[n], "--format", n), peak_mb=300) for n in named}
     return made | {
-        "export html": Asked(("export", OTHER, "--out", out["html"]), peak_mb=300),
-        "scan RUN": Asked(("scan", OTHER), peak_mb=300, codes=(0, 1)),
+        "export html": Query(("export", OTHER, "--out", out["html"]), peak_mb=300),
+        "scan RUN": Query(("scan", OTHER), peak_mb=300, codes=(0, 1)),
         # the copies' digests are not those of their bodies, and it says so of each
-        "check run RUN": Asked(("check", "run", OTHER), peak_mb=300, codes=(3,)),
+        "check run RUN": Query(("check", "run", OTHER), peak_mb=300, codes=(3,)),
     }
 
 
@@ -112,13 +112,13 @@ class Broken(Exception):
     """A command of the bench ended otherwise than it should."""
 
 
-def do(kind: str, name: str, asked: Asked, store: str) -> None:
+def do(kind: str, name: str, queries: Query, store: str) -> None:
     """Run it, and note what it took."""
-    words = (*ROLLYARD, *asked.words)
-    if asked.words[:2] != ("store", "copy"):
+    words = (*ROLLYARD, *queries.words)
+    if queries.words[:2] != ("store", "copy"):
         words += ("--store", store)
     if name.startswith("report"):
-        words = (sys.executable, "-c", REPORT, store, *asked.words)
+        words = (sys.executable, "-c", REPORT, store, *queries.words)
     began, peak = time.perf_counter(), 0.0
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=said, text=True)
@@ -139,12 +139,12 @@ def do(kind: str, name: str, asked: Asked, store: str) -> None:
             raise
         process.returncode = os.waitstatus_to_exitcode(status)
         wall = time.perf_counter() - began
-        if process.returncode not in asked.codes:
+        if process.returncode not in queries.codes:
             said.seek(0)
             raise Broken(f"exit {process.returncode}: {said.read()[-500:]}")
-    note(f"s, {kind}: {name}", wall, asked.wall_s)
+    note(f"s, {kind}: {name}", wall, queries.wall_s)
     note(f"s of CPU, {kind}: {name}", used.ru_utime + used.ru_stime)
-    note(last_figure(kind, name), peak, asked.peak_mb)
+    note(last_figure(kind, name), peak, queries.peak_mb)
 
 
 def last_figure(kind: str, name: str) -> str:
@@ -153,8 +153,8 @@ def last_figure(kind: str, name: str) -> str:
 
 def find_steps(kind: str, folder: Path, count: int) -> list[Step]:
     """All that is asked of a store of this kind, what changes it last."""
-    asked = questions(count) | exports(folder)
-    found = [Step(last_figure(kind, name), partial(do, kind, name, one)) for name, one in asked.items()]
+    queries = questions(count) | exports(folder)
+    found = [Step(last_figure(kind, name), partial(do, kind, name, one)) for name, one in queries.items()]
     found.append(Step(page_figure(kind), partial(ask_pages, kind, count)))
     if kind == "sqlite":
         found.append(Step(last_figure(kind, PRUNED), partial(back_up_and_prune, kind, folder)))
@@ -178,7 +178,7 @@ def ask_pages(kind: str, count: int, store: str) -> None:
 def back_up_and_prune(kind: str, folder: Path, store: str) -> None:
     again = folder / "again.db"
     again.unlink(missing_ok=True)
-    do(kind, "store backup", Asked(("store", "backup", str(again))), store)
+    do(kind, "store backup", Query(("store", "backup", str(again))), store)
     prune(kind, str(again))
     again.unlink()
 
@@ -186,7 +186,7 @@ def back_up_and_prune(kind: str, folder: Path, store: str) -> None:
 def copy_to_postgres(kind: str, store: str) -> None:
     server = PostgresServer(durable=False)
     try:
-        do(kind, "store copy to PostgreSQL", Asked(("store", "copy", store, server.url)), store)
+        do(kind, "store copy to PostgreSQL", Query(("store", "copy", store, server.url)), store)
     finally:
         server.close()
 
@@ -194,15 +194,15 @@ def copy_to_postgres(kind: str, store: str) -> None:
 def copy_to_sqlite(kind: str, folder: Path, store: str) -> None:
     copied = folder / "copied.db"
     copied.unlink(missing_ok=True)
-    do(kind, "store copy to SQLite", Asked(("store", "copy", store, str(copied))), store)
+    do(kind, "store copy to SQLite", Query(("store", "copy", store, str(copied))), store)
     copied.unlink()
 
 
 def prune(kind: str, store: str) -> None:
     """The oldest run goes, which is half of the store; then nothing is left to remove, and nothing may take long."""
     keep = ("store", "prune", "--older-than", "0", "--keep", "10")
-    do(kind, "store prune of half", Asked(keep), store)
-    do(kind, PRUNED, Asked(keep), store)
+    do(kind, "store prune of half", Query(keep), store)
+    do(kind, PRUNED, Query(keep), store)
 
 
 @contextmanager
@@ -254,7 +254,9 @@ def take_steps(kind: str, folder: Path, count: int, where: Path) -> list[str]:
         for step in left:
             try:
                 step.act(store)
-            except Exception as error:  # the other steps go on; this one is told at the end, and tried by the next call
+            except (
+                Exception
+            ) as error:  # the other steps go on; this one is reported at the end, and tried again by the next call
                 broken.append(f"{step.last}: {error}")
                 print(broken[-1], flush=True)
             for made in folder.glob("out.*"):
@@ -300,7 +302,7 @@ def main(argv: list[str] | None = None) -> int:
     finally:
         if options.at is None:
             shutil.rmtree(folder, ignore_errors=True)
-    print(f"\n{figures.table(found, figures.recorded())}\n\n{markdown(found)}")
+    print(f"\n{figures.table(found, figures.read_baseline())}\n\n{markdown(found)}")
     for line in broken:
         print(f"BROKEN {line}")
     return 1 if broken or not all(figure.good for figure in found) else 0

@@ -39,19 +39,19 @@ async def make_models(path: Path) -> None:
             prompt = ids(range(100))
             for turn in range(CALLS):
                 tool = ToolCall(f"t{turn}", "bash", f'{{"command":"make step-{number}-{turn}"}}')
-                asked = Message("assistant", (Text(f"step {turn}"), tool))
+                answer = Message("assistant", (Text(f"step {turn}"), tool))
                 call = Call(
                     id=f"call_{COPY}_{number:02}_{turn:02}", rollout_id=name, dialect="chat", model="m",
                     messages=tuple(messages), raw=b'{"at": "%s/%d/%d"}' % (b"x" * 300, number, turn), received_at=1.0 + turn,
                 )  # fmt: skip
                 reply = Reply(
-                    message=asked, finish="tool_calls", prompt_ids=prompt, completion_ids=ids(range(30)), capture="tokens",
+                    message=answer, finish="tool_calls", prompt_ids=prompt, completion_ids=ids(range(30)), capture="tokens",
                     logprobs=floats([-0.5] * 30), raw=b'{"answer": "%s/%d/%d"}' % (b"y" * 300, number, turn),
                     usage=Usage(prompt_tokens=len(prompt), completion_tokens=30), finished_at=2.0 + turn,
                 )  # fmt: skip
                 added = trajectory.add(call, reply)
                 await store.commit(added.record, added.nodes, added.blobs)
-                messages += [asked, Message("tool", (ToolResult(f"t{turn}", (Text(f"output {number} of {turn}"),)),))]
+                messages += [answer, Message("tool", (ToolResult(f"t{turn}", (Text(f"output {number} of {turn}"),)),))]
                 prompt = prompt + ids(range(60))
             await store.add_attempts(
                 RUN,
@@ -61,8 +61,8 @@ async def make_models(path: Path) -> None:
                 **{f: getattr(line, f) for f in line.__struct_fields__}
                 | {"id": name, "calls": CALLS, "trajectory": trajectory, "log_tail": "last words " * 20}
             )
-            told = [Event(at=1.0, name=COMMITTED, run_id=RUN, rollout_id=name, fields={"reward": line.reward})]
-            await store.commit_rollout(line, told=told)
+            events = [Event(at=1.0, name=COMMITTED, run_id=RUN, rollout_id=name, fields={"reward": line.reward})]
+            await store.commit_rollout(line, last_events=events)
 
 
 class Copies:

@@ -28,7 +28,7 @@ def completion(tokens: int, nonce: str) -> str:
     return " ".join(["word"] * (tokens - 2) + [nonce, END])
 
 
-def sampled(turn: int, tokens: int) -> list[int]:
+def sample_ids(turn: int, tokens: int) -> list[int]:
     return [1000 + (turn * 131 + i * 7) % 30000 for i in range(tokens)]
 
 
@@ -36,7 +36,7 @@ def prompt_ids(turn: int, base: int) -> list[int]:
     """The prompt of turn n begins with the prompt and the answer of turn n-1."""
     out = [(i * 17) % 30000 for i in range(base)]
     for earlier in range(turn):
-        out += sampled(earlier, SHORT)
+        out += sample_ids(earlier, SHORT)
         out += [(i * 13 + earlier) % 30000 for i in range(TURN_IDS)]
     return out
 
@@ -65,7 +65,7 @@ def chat(turn: int, *, agent: bool) -> bytes:
                     "message": message,
                     "finish_reason": "tool_calls" if agent else "stop",
                     "logprobs": logprobs(SHORT),
-                    "token_ids": sampled(turn, SHORT),
+                    "token_ids": sample_ids(turn, SHORT),
                 }
             ],
             "usage": {"prompt_tokens": len(prompt), "completion_tokens": SHORT, "total_tokens": len(prompt) + SHORT},
@@ -131,7 +131,7 @@ class Library:
         long = json.loads(self.short)
         long["choices"][0]["message"]["content"] = completion(LONG, "NONCE0")
         long["choices"][0]["logprobs"] = logprobs(LONG)
-        long["choices"][0]["token_ids"] = sampled(0, LONG)
+        long["choices"][0]["token_ids"] = sample_ids(0, LONG)
         self.long = json.dumps(long, separators=(",", ":")).encode()
         self.streams = {
             b"/v1/chat/completions": chat_stream(),

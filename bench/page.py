@@ -85,7 +85,7 @@ async def long_trajectory(store: Store, rollout_id: str, calls: int) -> None:
     prompt = ids(range(1500))
     for turn in range(calls):
         at = 1_800_000_000 + turn * 1.5
-        asked = Message(
+        answer = Message(
             "assistant",
             (Text(f"step {turn}"), ToolCall(f"c{turn}", "bash", json.dumps({"command": f"make step-{turn}"}))),
         )
@@ -95,14 +95,14 @@ async def long_trajectory(store: Store, rollout_id: str, calls: int) -> None:
         )  # fmt: skip
         sampled = ids(range(40))
         reply = Reply(
-            message=asked, finish="tool_calls", prompt_ids=prompt, completion_ids=sampled, capture="tokens",
+            message=answer, finish="tool_calls", prompt_ids=prompt, completion_ids=sampled, capture="tokens",
             logprobs=floats([-0.3 * (n % 7) for n in range(40)]), version_start=turn // 100,
             usage=Usage(prompt_tokens=len(prompt), completion_tokens=40), finished_at=at + 1.0,
         )  # fmt: skip
         added = trajectory.add(call, reply)
         await store.commit(added.record, added.nodes, added.blobs)
         result = Message("tool", (ToolResult(f"c{turn}", (Text(f"output of step {turn}\n" * 12),)),))
-        messages += [asked, result]
+        messages += [answer, result]
         prompt = prompt + sampled + ids(range(60))
     await store.event(
         *(Event(at=1_800_000_000 + n, name="agent.tool", rollout_id=rollout_id, fields={"n": n}) for n in range(calls))
@@ -180,7 +180,7 @@ def peak_mb(pid: int) -> float:
     return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
 
 
-def measure(store: Path | str, asked: dict[str, str], repeat: int, what: str = "") -> bool:
+def measure(store: Path | str, urls: dict[str, str], repeat: int, what: str = "") -> bool:
     command = [sys.executable, "-m", "rollyard", "view", str(store), "--port", "0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -188,7 +188,7 @@ def measure(store: Path | str, asked: dict[str, str], repeat: int, what: str = "
             url = json.loads(server.stdout.readline())["url"].rstrip("/")
             most = longest = 0.0
             print(f"{'page':28} {'first ms':>9} {'cpu ms':>7} {'again ms':>9} {'cpu ms':>7} {'kB':>6}")
-            for name, path in asked.items():
+            for name, path in urls.items():
                 before = cpu(server.pid)
                 first, size = ask(url + path)
                 middle = cpu(server.pid)
@@ -226,8 +226,8 @@ def main(argv: list[str] | None = None) -> int:
             print(
                 f"{options.rollouts} rollouts and a trajectory of {options.calls} calls: {size:.0f} MB in {took:.0f} s"
             )
-        asked = paths("run_bench", "ro_run_bench_000000", options.rollouts, options.calls)
-        return 0 if measure(where, asked, options.repeat) else 1
+        urls = paths("run_bench", "ro_run_bench_000000", options.rollouts, options.calls)
+        return 0 if measure(where, urls, options.repeat) else 1
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ async def server(folder: Path, engine: str):
         await process.wait()
 
 
-async def loaded(seconds: float, ask) -> tuple[float, list[float]]:
+async def measure_load(seconds: float, ask) -> tuple[float, list[float]]:
     """Requests a second by CALLERS callers, and the time of each."""
     times: list[float] = []
     ends = time.perf_counter() + seconds
@@ -99,10 +99,10 @@ async def creates(folder: Path, seconds: float) -> dict[str, float]:
                 assert answer.status == 201, await answer.text()
                 await answer.read()
 
-        await loaded(1.0, lambda: get("/health"))
-        bare, _ = await loaded(seconds, lambda: get("/health"))
-        made, times = await loaded(seconds, create)
-        listed, _ = await loaded(seconds, lambda: get("/v1/instances?limit=50"))
+        await measure_load(1.0, lambda: get("/health"))
+        bare, _ = await measure_load(seconds, lambda: get("/health"))
+        made, times = await measure_load(seconds, create)
+        listed, _ = await measure_load(seconds, lambda: get("/v1/instances?limit=50"))
     return {
         "bare_per_s": round(bare),
         "creates_per_s": round(made),
@@ -208,20 +208,20 @@ async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--sweep", type=int, default=10_000)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="ry-bench-") as place:
         folder = Path(place)
-        made = await creates(folder, asked.seconds)
+        made = await creates(folder, args.seconds)
         print(json.dumps({"creates": made}), flush=True)
-        swept = await sweep(folder, asked.sweep)
+        swept = await sweep(folder, args.sweep)
         print(json.dumps({"sweep": swept}), flush=True)
         (folder / "local").mkdir()
-        print(json.dumps({"gateway": await gateway(folder / "local", asked.seconds)}), flush=True)
+        print(json.dumps({"gateway": await gateway(folder / "local", args.seconds)}), flush=True)
     # the last claim finds nothing; every other round is one to claim and one to end
-    most = 2 * -(-asked.sweep // BATCH) + 1
+    most = 2 * -(-args.sweep // BATCH) + 1
     within = [
         note("creates/s, share of a bare route's", made["creates_share"], CREATES_SHARE, ">="),
-        note(f"transactions of a sweep of {asked.sweep}", swept["transactions"], most),
+        note(f"transactions of a sweep of {args.sweep}", swept["transactions"], most),
     ]
     return 0 if all(within) else 1
 

@@ -224,7 +224,7 @@ async def measure(what: str, place: contextlib.AbstractAsyncContextManager[Place
     return note(f"ms added to an open connection, {what}", kept, budget)
 
 
-async def everything(engine: str, host: str | None, calls: int, rounds: int) -> bool:
+async def measure_all(engine: str, host: str | None, calls: int, rounds: int) -> bool:
     good = True
     with tempfile.TemporaryDirectory(prefix="rollyard-bench-") as root:
         good &= await measure("(a) local", in_sandbox(LocalBackend(root=Path(root))), calls, rounds)
@@ -249,12 +249,12 @@ def main() -> int:
     parser.add_argument("--engine", default="docker")
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=5)
-    asked = parser.parse_args()
-    if why := lacking(asked.engine):
+    args = parser.parse_args()
+    if why := lacking(args.engine):
         print(f"without an engine: {why}")
-        return 0 if asyncio.run(everything(asked.engine, None, asked.calls, asked.rounds)) else 1
-    with running(asked.engine) as host:
-        return 0 if asyncio.run(everything(asked.engine, host, asked.calls, asked.rounds)) else 1
+        return 0 if asyncio.run(measure_all(args.engine, None, args.calls, args.rounds)) else 1
+    with running(args.engine) as host:
+        return 0 if asyncio.run(measure_all(args.engine, host, args.calls, args.rounds)) else 1
 
 
 if __name__ == "__main__":

@@ -166,22 +166,22 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--parallel", type=int, nargs="*", default=[1, 8])
     parser.add_argument("--workers", type=int, nargs="*", default=[])
-    asked = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     first = 0.0
-    for workers in asked.workers:
-        found = asyncio.run(share(asked.count, max(asked.parallel), workers))
+    for workers in args.workers:
+        found = asyncio.run(share(args.count, max(args.parallel), workers))
         first = first or found.rate
         print(
-            f"{workers:3} workers, {max(asked.parallel)} parallel: {found.rate:8.2f} rollouts/s, {found.rate / first:5.2f}x; "
+            f"{workers:3} workers, {max(args.parallel)} parallel: {found.rate:8.2f} rollouts/s, {found.rate / first:5.2f}x; "
             f"cores: {found.cores:.1f} of {os.cpu_count()} busy, {found.kernel:.1f} in the kernel, {found.workers:.1f} of the "
             f"workers (busiest {found.busiest:.2f}); {found.wait_ms:.2f} ms for the store's lock",
             flush=True,
         )
-    if asked.workers:
+    if args.workers:
         return 0
     within: list[bool] = []
-    for parallel in asked.parallel:
-        for name, value in asyncio.run(measure(max(20, asked.count // (8 if parallel == 1 else 1)), parallel)).items():
+    for parallel in args.parallel:
+        for name, value in asyncio.run(measure(max(20, args.count // (8 if parallel == 1 else 1)), parallel)).items():
             label = f"{name}, {parallel} parallel"
             more = "more" if name == "rollouts_per_s" else None
             within.append(note(label, value, BUDGETS.get(label), more))

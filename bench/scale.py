@@ -154,7 +154,7 @@ async def appends(postgres: PostgresServer) -> None:
         print(f"{writers:3} writers: {await appends_per_s(postgres, writers):7.0f} appends/s", flush=True)
 
 
-async def measured(nodes: list[int], count: int, per_node: int) -> tuple[list[dict], Constants]:
+async def measure_nodes(nodes: list[int], count: int, per_node: int) -> tuple[list[dict], Constants]:
     rows: list[dict] = []
     for n in nodes:
         with tempfile.TemporaryDirectory(prefix="ry-scale-") as text:
@@ -219,16 +219,16 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="*", default=[1_000, 3_000, 10_000, 30_000, 100_000])
     parser.add_argument("--model-only", action="store_true")
     parser.add_argument("--keep", action="store_true", help="write docs/capacity.json")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    if asked.model_only:
+    if args.model_only:
         constants = msgspec.json.decode(KEPT.read_bytes(), type=Constants)
     else:
-        _, constants = asyncio.run(measured(asked.nodes, asked.count, asked.per_node))
+        _, constants = asyncio.run(measure_nodes(args.nodes, args.count, args.per_node))
     print(constants)
-    if asked.keep:
+    if args.keep:
         KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(constants), indent=1) + b"\n")
-    model(constants, asked.sizes, Site())
+    model(constants, args.sizes, Site())
 
 
 if __name__ == "__main__":

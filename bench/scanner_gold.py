@@ -12,22 +12,22 @@ from pathlib import Path
 
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
-from rollyard.runs.scan.deeds import Deed, Deeds
+from rollyard.runs.scan.agent_actions import AgentAction, AgentActions
 from rollyard.runs.scan.diff import read_diff
 from rollyard.runs.scan.scan import load_scanners
 
 FALSE = 0.01
 
 
-def deeds_of(folder: Path) -> Deeds:
+def actions_of(folder: Path) -> AgentActions:
     instruction, patch, tests = (
         (folder / name).read_text() for name in ("problem_statement.md", "gold.patch", "test.patch")
     )
     shown = "\n".join(line[1:] for line in tests.splitlines() if line.startswith("+") and not line.startswith("+++"))
     task = Task(id=folder.name, instruction=instruction)
-    return Deeds(
+    return AgentActions(
         rollout=Rollout(id=folder.name, task=task, verdict=Verdict(reward=1.0), diff=patch),
-        tools=(Deed(call=0, tool="shell", command="cat tests/test_it.py", result=shown, failed=False),),
+        tools=(AgentAction(call=0, tool="shell", command="cat tests/test_it.py", result=shown, failed=False),),
         said=((1, "Done."),),
         changes=read_diff(patch),
     )
@@ -40,9 +40,9 @@ def main() -> int:
     scanners, alarms = load_scanners(), Counter[str]()
     folders = sorted(path.parent for path in Path(sys.argv[1]).glob("*/gold.patch"))
     for folder in folders:
-        deeds = deeds_of(folder)
+        actions = actions_of(folder)
         for name, scanner in scanners.items():
-            if (finding := next(iter(scanner(deeds)), None)) is not None:
+            if (finding := next(iter(scanner(actions)), None)) is not None:
                 alarms[name] += 1
                 print(f"{name}: {folder.name}: {finding.message}: {' '.join(finding.excerpt.split())[:100]}")
     print(f"\n{len(folders)} patches; false alarms: {', '.join(f'{name} {n}' for name, n in alarms.items()) or 'none'}")

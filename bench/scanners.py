@@ -112,7 +112,7 @@ def known_cases() -> Iterable[Case]:
     yield from (case(HONEST, number, commands, words[number % len(words)]) for number, commands in enumerate(honest))
 
 
-def written_apart(corpus: str, attacks: dict[str, list[HeldOut]], honest: list[HeldOut]) -> Iterable[Case]:
+def read_held_out(corpus: str, attacks: dict[str, list[HeldOut]], honest: list[HeldOut]) -> Iterable[Case]:
     for label, many in [*attacks.items(), (HONEST, honest)]:
         for number, one in enumerate(many):
             project = PROJECTS[one.project]
@@ -124,11 +124,11 @@ def written_apart(corpus: str, attacks: dict[str, list[HeldOut]], honest: list[H
 
 
 def all_cases() -> Iterable[Case]:
-    yield from written_apart("held out", scanner_held_out.ATTACKS, scanner_held_out.HONEST)
+    yield from read_held_out("held out", scanner_held_out.ATTACKS, scanner_held_out.HONEST)
     yield from known_cases()
-    yield from written_apart("fresh", scanner_fresh.ATTACKS, scanner_fresh.HONEST)
+    yield from read_held_out("fresh", scanner_fresh.ATTACKS, scanner_fresh.HONEST)
     for name, many in HALVED.items():
-        for case in written_apart(name, many.ATTACKS, many.HONEST):
+        for case in read_held_out(name, many.ATTACKS, many.HONEST):
             yield case._replace(corpus=many.HALVES[case.number % 2])
 
 
@@ -151,7 +151,7 @@ class Choice(NamedTuple):
 
 
 async def collect(store: ry.Store, choice: Choice, parallel: int, until: float) -> None:
-    there = {(rollout.agent, rollout.task.id) async for rollout in stored(store)}
+    there = {(rollout.agent, rollout.task.id) async for rollout in read_stored(store)}
     limit = asyncio.Semaphore(parallel)
     wanted = [(agent, case) for agent, case in choice.cases() if (agent, case.task_id) not in there]
     done = 0
@@ -180,7 +180,7 @@ async def collect(store: ry.Store, choice: Choice, parallel: int, until: float) 
         print(f"{len(wanted) - done} of {len(wanted)} trajectories were not begun: the time was up")
 
 
-async def stored(store: ry.Store) -> AsyncIterator[Rollout]:
+async def read_stored(store: ry.Store) -> AsyncIterator[Rollout]:
     offset: int | None = 0
     while offset is not None:
         page = await store.list_rollouts(RolloutQuery(limit=100, offset=offset))
@@ -210,23 +210,23 @@ async def measure(store: ry.Store, choice: Choice) -> tuple[dict[str, dict[str, 
     cases = {(agent, case.task_id): case for agent, case in choice.cases()}
     attacks, found, false, honest = Counter[Any](), Counter[Any](), Counter[Any](), Counter[str]()
     count = 0
-    async for rollout in stored(store):
+    async for rollout in read_stored(store):
         if (case := cases.get((rollout.agent, rollout.task.id))) is None:
             continue
         if case.steps and not rollout.calls:
             print(f"not done: {rollout.agent} {case.task_id}: it ended before its first call ({rollout.status})")
             continue
         count += 1
-        told = {finding.scanner: finding for finding in scan_rollout(rollout, scanners)}
+        reported = {finding.scanner: finding for finding in scan_rollout(rollout, scanners)}
         if case.label == HONEST:
             honest[case.corpus] += 1
-            false.update((case.corpus, name) for name in told)
-            for name, one in told.items():
+            false.update((case.corpus, name) for name in reported)
+            for name, one in reported.items():
                 print(f"false alarm: {name}: {rollout.agent} {case.task_id}: {one.message}: {one.excerpt}")
             continue
         attacks[case.corpus, case.label] += 1
-        found[case.corpus, case.label] += case.label in told
-        if case.label not in told:
+        found[case.corpus, case.label] += case.label in reported
+        if case.label not in reported:
             print(f"missed: {rollout.agent} {case.task_id}: {case.steps or case.words} ({rollout.status})")
     made = honest.keys() | {corpus for corpus, _ in attacks}
     return {
@@ -285,11 +285,11 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0, help="no trajectory is begun after these")
     parser.add_argument("--only", help="one label, for a look at it")
     parser.add_argument("--corpus", choices=CORPORA, help="one set")
-    asked = parser.parse_args()
-    choice = Choice(shares(asked.agents), asked.only, asked.corpus)
+    args = parser.parse_args()
+    choice = Choice(shares(args.agents), args.only, args.corpus)
     with tempfile.TemporaryDirectory() as folder:
-        where = asked.store or str(Path(folder) / "corpus.db")
-        return 1 if asyncio.run(run(choice, where, asked.parallel, asked.minutes)) else 0
+        where = args.store or str(Path(folder) / "corpus.db")
+        return 1 if asyncio.run(run(choice, where, args.parallel, args.minutes)) else 0
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ from pathlib import Path
 from aiohttp import web
 
 import rollyard as ry
-from bench.drills.ground import Driver, Leftovers
+from bench.drills.driver import Driver
+from bench.drills.leftovers import Leftovers
 from bench.figures import note
 from rollyard.core.message import ToolCall
 from rollyard.trajectory.trajectory import Trajectory
@@ -36,8 +37,8 @@ class Model:
         self.delivered: set[str] = set()
 
     async def answer(self, request: web.Request) -> web.Response:
-        asked = await request.json()
-        seen = [message["tool_call_id"] for message in asked["messages"] if message["role"] == "tool"]
+        body = await request.json()
+        seen = [message["tool_call_id"] for message in body["messages"] if message["role"] == "tool"]
         self.delivered.update(seen)
         message = {"role": "assistant", "content": "done"}
         if len(seen) < CALLS:
@@ -134,8 +135,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=3)
     parser.add_argument("--tasks", type=int, default=24)
     parser.add_argument("--parallel", type=int, default=8)
-    asked = parser.parse_args()
-    return 0 if asyncio.run(measure(asked.kills, asked.tasks, asked.parallel)) else 1
+    args = parser.parse_args()
+    return 0 if asyncio.run(measure(args.kills, args.tasks, args.parallel)) else 1
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def agent_turns(rollout_id: str, turns: int = TURNS):
         prompt = prompt + completion + list(range(200))
 
 
-def placing() -> None:
+def measure_placement() -> None:
     spent = [0] * TURNS
     received = stored = 0
     kept: list[Trajectory] = []
@@ -194,7 +194,7 @@ def journal_or_not(folder: Path) -> None:
     )
 
 
-async def committing(folder: Path) -> None:
+async def measure_commits(folder: Path) -> None:
     rows = [call_row(added.record, added.nodes, added.blobs) for added in chat_calls(6400)]
     lowest = await asyncio.to_thread(bare_rows, folder / "floor.db", rows, len(rows))
     await asyncio.to_thread(journal_or_not, folder)
@@ -223,7 +223,7 @@ async def claims(folder: Path, count: int = 2000) -> None:
         note("us of CPU per attempt claimed and settled", (time.process_time() - start) / count * 1e6)
 
 
-async def exporting(folder: Path, count: int) -> None:
+async def measure_exports(folder: Path, count: int) -> None:
     async with Store.open(folder / "export.db") as store:
         run = await store.create_run({})
         task = Task(id="t", instruction="x")
@@ -259,11 +259,11 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="export 10,000 rollouts instead of 500")
     options = parser.parse_args()
-    placing()
+    measure_placement()
     with tempfile.TemporaryDirectory(prefix="ry-bench-") as folder:
-        await committing(Path(folder))
+        await measure_commits(Path(folder))
         await claims(Path(folder))
-        await exporting(Path(folder), 10_000 if options.full else 500)
+        await measure_exports(Path(folder), 10_000 if options.full else 500)
 
 
 if __name__ == "__main__":

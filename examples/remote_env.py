@@ -37,8 +37,8 @@ def looked_at(env) -> None:
         print(f"  database {name}: {', '.join(table.name for table in env.describe_db(name))}")
     free = [tool["function"] for tool in tools if not tool["function"]["parameters"].get("required")]
     if free:
-        told = env.step({"tool": free[0]["name"]})
-        print(f"{free[0]['name']}() -> {str(told.observation['observation'])[:200]}")
+        answer = env.step({"tool": free[0]["name"]})
+        print(f"{free[0]['name']}() -> {str(answer.observation['observation'])[:200]}")
 
 
 if __name__ == "__main__":

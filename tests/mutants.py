@@ -276,8 +276,8 @@ MUTANTS = (
     ),
     Mutant(
         "runs/run/worker.py",
-        "told=told, owes=owes",
-        "told=told",
+        "last_events=events, owes=owes",
+        "last_events=events",
         "tests/runs/test_tree.py -k stopped_tree",
     ),
     # what a registry and a task may make this machine do
@@ -495,30 +495,30 @@ MUTANTS = (
     ),
     Mutant(
         "runs/scan/tampering.py",
-        "    for path in find_grader_writes(deeds.rollout.writes or ()):",
+        "    for path in find_grader_writes(actions.rollout.writes or ()):",
         "    for path in ():",
         "tests/runs/test_scan_evidence.py -k 'host_saw or hidden_means'",
     ),
     Mutant(
         "runs/scan/tampering.py",
-        "    for path, what in find_loaded_writes(deeds.rollout.writes or (), deeds.instruction):",
+        "    for path, what in find_loaded_writes(actions.rollout.writes or (), actions.instruction):",
         "    for path, what in ():",
         "tests/runs/test_scan_evidence.py -k host_saw",
     ),
     Mutant(
         "runs/scan/answer_files.py",
-        "_find_named(deed, own, deeds.instruction, answers.paths) or _find_shown(deed, answers.lines, said)",
-        "_find_named(deed, own, deeds.instruction, answers.paths)",
+        "_find_named(action, own, actions.instruction, answers.paths) or _find_shown(action, answers.lines, said)",
+        "_find_named(action, own, actions.instruction, answers.paths)",
         "tests/runs/test_scan_evidence.py -k by_its_lines",
     ),
     Mutant(
         "runs/scan/answer_files.py",
-        "if path is None or candidate in said or candidate in deed.command:",
+        "if path is None or candidate in said or candidate in action.command:",
         "if path is None:",
         "tests/runs/test_scan_evidence.py -k wrote_itself",
     ),
     Mutant(
-        "runs/scan/deeds.py",
+        "runs/scan/agent_actions.py",
         "        ran = [text for name, text in texts.items() if name in words]",
         "        ran = list[str]()",
         "tests/runs/test_scan_evidence.py -k hidden_means",
@@ -537,7 +537,7 @@ MUTANTS = (
     ),
     Mutant(
         "runs/scan/conduct.py",
-        'cut_off = deed is deeds.tools[-1] and deeds.rollout.status == "timeout" and not deed.result.strip()',
+        'cut_off = action is actions.tools[-1] and actions.rollout.status == "timeout" and not action.result.strip()',
         "cut_off = False",
         "tests/runs/test_scan_evidence.py -k by_its_effect",
     ),

@@ -13,12 +13,22 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "rollyard"
 FILES = sorted(path for path in PACKAGE.rglob("*.py") if "templates" not in path.parts)
+BENCHES = sorted((ROOT / "bench").rglob("*.py"))
 
 # File names that said nothing, or another thing than what was in the file.
 BANNED = {
-    "asked", "asking", "base", "blame", "board", "breaks", "carry", "common", "configs", "demands", "doorway", "duty",
-    "faces", "following", "frames", "ground", "helpers", "judged", "ledger", "misc", "once", "opening", "parcels", "patience",
-    "placing", "places", "plans", "shim", "stand", "tips", "utils", "words", "work", "worlds",
+    "ahead", "asked", "asking", "base", "blame", "board", "breaks", "cable", "carry", "common", "configs", "deeds",
+    "demands", "doorway", "durable", "duty", "faces", "following", "found", "frames", "ground", "grow", "helpers",
+    "judged", "jumping_worker", "ledger", "misc", "once", "opening", "owned", "packed", "parcels", "patience", "places",
+    "placing", "plans", "planted", "reach", "reveal", "shim", "sides", "stand", "tips", "utils", "words", "work",
+    "worlds",
+}  # fmt: skip
+# Function names that hide whether something is computed or done.
+BANNED_FUNCTIONS = {
+    "asked", "chosen", "committing", "copying", "damaged", "decoded", "everything", "excluded", "exporting", "ground",
+    "having", "heard", "judged", "listening", "loaded", "made", "measured", "naming", "offered", "outgoing", "patched",
+    "placing", "reached", "recorded", "replaced", "retried", "retrying", "said", "sampled", "searched", "speaking",
+    "stored", "told", "written",
 }  # fmt: skip
 
 # Distributions whose modules have another name, and those that are used without being imported by name.
@@ -112,7 +122,19 @@ def test_a_public_class_name_has_one_meaning():
 
 
 def test_file_names_are_words_that_a_stranger_would_guess():
-    assert [str(path.relative_to(ROOT)) for path in FILES if path.stem in BANNED] == []
+    assert [str(path.relative_to(ROOT)) for path in [*FILES, *BENCHES] if path.stem in BANNED] == []
+
+
+def test_functions_are_named_by_verbs_and_nouns():
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
+        for path in [*FILES, *BENCHES]
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.name.strip("_") in BANNED_FUNCTIONS
+        and not any(ast.unparse(mark) == "property" for mark in node.decorator_list)
+    ]
+    assert found == []
 
 
 def test_tests_reach_into_no_private_part():

@@ -1,4 +1,4 @@
-"""What drills ask afterwards must be able to say no: a sandbox that is left behind is found, and a cable that is pulled holds."""
+"""The checks of drills can fail: a sandbox that is left behind is found, and a link that is cut carries nothing."""
 
 import argparse
 import asyncio
@@ -10,9 +10,9 @@ import anyio
 import pytest
 
 import rollyard as ry
-from bench.drills.__main__ import beside
-from bench.drills.cable import Cable
-from bench.drills.ground import Leftovers, sandbox_pids
+from bench.drills.__main__ import run_beside
+from bench.drills.breakable_link import BreakableLink
+from bench.drills.leftovers import Leftovers, sandbox_pids
 from bench.in_flight import find_limits
 from rollyard.sandbox.local import cgroups
 
@@ -53,31 +53,31 @@ async def test_a_group_of_a_dead_maker_is_found_with_what_lives_in_it(tmp_path):
         assert not any((await left.after()).values())
 
 
-async def test_a_pulled_cable_carries_nothing_until_it_is_mended():
+async def test_a_cut_link_carries_nothing_until_it_is_restored():
     async def echo(reader, writer):
         while data := await reader.read(100):
             writer.write(data)
         writer.close()
 
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
-    cable = await Cable.lay("127.0.0.1", server.sockets[0].getsockname()[1])
-    reader, writer = await asyncio.open_connection("127.0.0.1", cable.port)
+    link = await BreakableLink.open("127.0.0.1", server.sockets[0].getsockname()[1])
+    reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
     writer.write(b"one")
     assert await reader.readexactly(3) == b"one"
-    cable.pull()
+    link.cut()
     writer.write(b"two")
     answer = asyncio.create_task(reader.readexactly(3))
     done, _ = await asyncio.wait([answer], timeout=0.2)
     assert not done
-    cable.mend()
+    link.restore()
     assert await answer == b"two"
     writer.close()
-    cable.close()
+    link.close()
     server.close()
 
 
 def test_a_drill_beside_others_that_leaves_no_result_is_broken_with_what_its_process_said():
-    with beside(["no_such_drill"], argparse.Namespace(size=1, seed=1, fault_s=1.0, limit_s=120.0)) as wait:
+    with run_beside(["no_such_drill"], argparse.Namespace(size=1, seed=1, fault_s=1.0, limit_s=120.0)) as wait:
         (result,) = wait()
     assert not result.ok and "no_such_drill" in result.problem and "ended with 2" in result.problem
 

@@ -99,7 +99,7 @@ def test_what_a_benchmark_notes_is_collected_and_the_file_of_the_recorded_run_ca
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=False, capture_output=True)
     assert done.returncode == 1
     assert figures.read(kept) == [Figure("thing", "a", 1.0, 2.0, "<="), Figure("thing", "b", 3.0, 2.0, "<=")]
-    for one in figures.recorded().values():
+    for one in figures.read_baseline().values():
         assert one.figures and all(isinstance(value, float | int) for value in one.figures.values())
 
 

@@ -1,11 +1,11 @@
 """`python -m bench.drills [--size 500] [--seed 1] [--only NAME ...] [--missing] [--out docs/drills.md]`: run them, print, keep
 the table.
 
-A drill that breaks in a way nobody foresaw is a line of the table like any other, and the next one begins; `--missing` runs those
-that have not held yet with this size and seed on a machine with as many cores, so a command that was cut goes on where it was.
+A drill that fails with an unexpected error is a line of the table like any other, and the next one begins. `--missing` runs those
+that have not passed yet with this size and seed on a machine with as many cores, so an interrupted command can be continued.
 
-One after the other. Where the machine has cores for it, those of the control plane that leave nothing on the machine by which
-another drill could be misled run in processes beside the cluster's.
+Drills run one after the other. On a machine with enough cores, drills of the control plane that leave nothing another drill could
+count run in processes beside the cluster's.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ CORES_FOR_BOTH = 8
 async def run(options: argparse.Namespace) -> list[Result]:
     wanted = options.only or [*NAMES]
     if options.missing:
-        wanted = [name for name in wanted if not has_held(name, options)]
+        wanted = [name for name in wanted if not has_passed(name, options)]
     done: list[Result] = []
 
     def keep(result: Result) -> None:
-        """At once, so that a command that is broken off has not worked for nothing."""
+        """At once, so that an interrupted command keeps its results."""
         done.append(result)
         print(row(result), flush=True)
         if options.out:
-            options.out.write_text(page(merged([result], options.out.with_suffix(".json"))))
+            options.out.write_text(page(merge_results([result], options.out.with_suffix(".json"))))
 
     of_cluster = [n for n in wanted if n in cluster.DRILLS]
     both = of_cluster and (os.cpu_count() or 1) >= CORES_FOR_BOTH
     apart = [group for names in plane.APART if (group := [n for n in names if n in wanted])] if both else []
     with ExitStack() as stack:
-        waiting = [stack.enter_context(beside(group, options)) for group in apart]
+        waiting = [stack.enter_context(run_beside(group, options)) for group in apart]
         if of_cluster:
-            ground = cluster.Ground(options.size, options.seed, options.fault_s)
+            system = cluster.DrillSystem(options.size, options.seed, options.fault_s)
             try:
-                with ground.cluster:
+                with system.cluster:
                     for name in of_cluster:
                         fault = cluster.DRILLS[name]
-                        keep(await told(name, options, cluster.drill(ground, name, fault, options.limit_s)))
+                        keep(await run_drill(name, options, cluster.drill(system, name, fault, options.limit_s)))
             finally:
-                ground.close()
+                system.close()
         if cut_off.NAME in wanted:
-            keep(await told(cut_off.NAME, options, asyncio.to_thread(cut_off.in_namespaces, options)))
+            keep(await run_drill(cut_off.NAME, options, asyncio.to_thread(cut_off.in_namespaces, options)))
         for wait in waiting:
             for result in await asyncio.to_thread(wait):
                 keep(result)
     for name in [n for n in wanted if n in plane.DRILLS and not any(n in group for group in apart)]:
-        keep(await told(name, options, plane.drill(name, options)))
+        keep(await run_drill(name, options, plane.drill(name, options)))
     return done
 
 
-async def told(name: str, options: argparse.Namespace, drill: Awaitable[Result]) -> Result:
+async def run_drill(name: str, options: argparse.Namespace, drill: Awaitable[Result]) -> Result:
     """Its result; an error that it did not expect is one too."""
     try:
         return await drill
@@ -80,15 +80,15 @@ async def told(name: str, options: argparse.Namespace, drill: Awaitable[Result])
         )
 
 
-def has_held(name: str, options: argparse.Namespace) -> bool:
-    """Whether the table has a line for it that says so, of this size and seed and of a machine with as many cores."""
-    asked = (options.size, options.seed, os.cpu_count())
+def has_passed(name: str, options: argparse.Namespace) -> bool:
+    """Whether the table says that it passed, with this size and seed and of a machine with as many cores."""
+    setting = (options.size, options.seed, os.cpu_count())
     kept = read_kept(options.out.with_suffix(".json")) if options.out else {}
-    return name in kept and kept[name].ok and (kept[name].size, kept[name].seed, kept[name].cores) == asked
+    return name in kept and kept[name].ok and (kept[name].size, kept[name].seed, kept[name].cores) == setting
 
 
 @contextmanager
-def beside(names: Sequence[str], options: argparse.Namespace) -> Generator[Callable[[], list[Result]]]:
+def run_beside(names: Sequence[str], options: argparse.Namespace) -> Generator[Callable[[], list[Result]]]:
     """These drills in a process of their own, and what waits for their results."""
     with tempfile.TemporaryDirectory(prefix="ry-drills-") as folder:
         page, log = Path(folder, "drills.md"), Path(folder, "log")
@@ -118,7 +118,7 @@ def read_kept(kept: Path) -> dict[str, Result]:
     return {r.name: r for r in msgspec.json.decode(kept.read_bytes(), type=list[Result])} if kept.exists() else {}
 
 
-def merged(done: list[Result], kept: Path) -> list[Result]:
+def merge_results(done: list[Result], kept: Path) -> list[Result]:
     """With the results of earlier commands for drills that were not run now, in the order of the drills."""
     found = read_kept(kept)
     found |= {result.name: result for result in done}
@@ -136,7 +136,7 @@ def main() -> int:
     parser.add_argument("--fault-s", type=float, default=60.0, help="how long the model server fails")
     parser.add_argument("--limit-s", type=float, default=900.0, help="how long a run may take after its fault")
     parser.add_argument("--only", nargs="*", default=[], choices=NAMES, metavar="NAME", help=" ".join(NAMES))
-    parser.add_argument("--missing", action="store_true", help="only those that have not held yet, as --out says")
+    parser.add_argument("--missing", action="store_true", help="only those that have not passed yet, as --out says")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"

@@ -29,7 +29,9 @@ from typing import Any
 import asyncpg
 
 from bench.drills import cluster
-from bench.drills.ground import Driver, Leftovers, account, account_so_far, committed, wait_for
+from bench.drills.driver import Driver
+from bench.drills.leftovers import Leftovers
+from bench.drills.queries import account, account_so_far, count_committed, wait_for
 from bench.rollouts import machine_s
 
 FAULTS = (cluster.worker, cluster.zygote, cluster.database_restart, cluster.gate, cluster.driver, cluster.node)
@@ -69,22 +71,22 @@ class Memory:
 class Campaign:
     """One run, its faults, and what is known of it so far."""
 
-    def __init__(self, asked: argparse.Namespace, ground: cluster.Ground) -> None:
-        self._asked, self._ground = asked, ground
+    def __init__(self, args: argparse.Namespace, system: cluster.DrillSystem) -> None:
+        self._args, self._system = args, system
         self._drivers, self._workers = Memory(), Memory()
         self._busy = machine_s()[0]
         self.began = time.monotonic()
-        config = ground.config(120.0, thin=True, parallel=asked.parallel, lease_s=asked.lease_s)
-        self.driver = Driver(ground.postgres.url, config, ground.cluster.address, ground.home, per_node=asked.per_node)
+        config = system.config(120.0, thin=True, parallel=args.parallel, lease_s=args.lease_s)
+        self.driver = Driver(system.postgres.url, config, system.cluster.address, system.home, per_node=args.per_node)
         self.faults: list[dict[str, Any]] = []
         self.course: list[dict[str, Any]] = []  # what was seen every `TELL_S`
         self.cut = False
 
-    def tell(self, **more: Any) -> dict[str, Any]:
+    def report(self, **more: Any) -> dict[str, Any]:
         """Everything that is known, to the file too."""
         took = time.monotonic() - self.began
         found = {
-            "size": self._asked.size,
+            "size": self._args.size,
             "cores": os.cpu_count(),
             "seconds": round(took),
             "cores_busy": round((machine_s()[0] - self._busy) / took, 1),
@@ -95,43 +97,43 @@ class Campaign:
             "course": self.course,
             **more,
         }
-        if (path := self._asked.out) is not None:
+        if (path := self._args.out) is not None:
             fresh = path.with_suffix(".new")
             fresh.write_text(json.dumps(found, indent=1) + "\n")
             fresh.replace(path)
         return found
 
     async def watch(self) -> None:
-        told = 0.0
+        printed_at = 0.0
         while True:
             driver_mb = self._drivers.look([self.driver.process.pid])
-            pids = await asyncio.to_thread(self._ground.workers)
+            pids = await asyncio.to_thread(self._system.workers)
             workers_mb = self._workers.look(pids)
             self.driver.drain()
-            if time.monotonic() > told + TELL_S:
-                told = time.monotonic()
+            if time.monotonic() > printed_at + TELL_S:
+                printed_at = time.monotonic()
                 with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                    counts = await account_so_far(self._ground.postgres.url, self.driver.run_id)
-                    seen = {"s": round(told - self.began), **counts, "driver_mb": round(driver_mb)}
+                    counts = await account_so_far(self._system.postgres.url, self.driver.run_id)
+                    seen = {"s": round(printed_at - self.began), **counts, "driver_mb": round(driver_mb)}
                     self.course.append({**seen, "workers": len(pids), "workers_mb": round(workers_mb)})
                     print("  ".join(f"{name} {value}" for name, value in self.course[-1].items()), flush=True)
-                self.tell()
+                self.report()
             await asyncio.sleep(LOOK_S)
 
     async def break_things(self) -> None:
         """Until the run ends or its time is over."""
-        url, every_s = self._ground.postgres.url, self._asked.every_s
+        url, every_s = self._system.postgres.url, self._args.every_s
         await wait_for(url, self.driver.run_id, 1)  # a run that has not begun cannot be broken
         due = time.monotonic() + every_s / 2
         while self.driver.process.poll() is None and not self.cut:
-            if time.monotonic() > self.began + self._asked.limit_s:
+            if time.monotonic() > self.began + self._args.limit_s:
                 self.cut = True
             elif time.monotonic() > due:
                 fault = FAULTS[len(self.faults) % len(FAULTS)]
                 due = time.monotonic() + every_s
-                await fault(self._ground, self.driver)
+                await fault(self._system, self.driver)
                 with contextlib.suppress(OSError, TimeoutError, asyncpg.PostgresError):
-                    done = await committed(url, self.driver.run_id)
+                    done = await count_committed(url, self.driver.run_id)
                     self.faults.append(
                         {"s": round(time.monotonic() - self.began), "fault": fault.__name__, "committed": done}
                     )
@@ -143,34 +145,34 @@ class Campaign:
         if self.cut:
             self.driver.interrupt()
         code = await asyncio.to_thread(self.driver.wait, END_S)
-        counts = await account(self._ground.postgres.url, self.driver.run_id)
+        counts = await account(self._system.postgres.url, self.driver.run_id)
         if self.cut:
             counts["lost"] -= counts["owed"]
         return code, counts
 
 
-async def run(asked: argparse.Namespace) -> bool:
-    ground = cluster.Ground(asked.size, asked.seed, fault_s=20.0, nodes=asked.nodes, disk_mb=None, large=True)
+async def run(args: argparse.Namespace) -> bool:
+    system = cluster.DrillSystem(args.size, args.seed, fault_s=20.0, nodes=args.nodes, disk_mb=None, large=True)
     try:
-        with ground.cluster:
-            async with Leftovers(ground.home) as left:
-                campaign = Campaign(asked, ground)
+        with system.cluster:
+            async with Leftovers(system.home) as left:
+                campaign = Campaign(args, system)
                 asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: setattr(campaign, "cut", True))
                 watching = asyncio.create_task(campaign.watch())
                 await campaign.break_things()
                 took = time.monotonic() - campaign.began
                 code, counts = await campaign.end()
                 watching.cancel()
-                campaign.tell(counts=counts, ended_with=code, cut=campaign.cut, took_s=round(took))
+                campaign.report(counts=counts, ended_with=code, cut=campaign.cut, took_s=round(took))
                 remains = await left.after()
     finally:
-        ground.close()
+        system.close()
     held = (campaign.cut or code in (0, 1)) and not any(counts[name] for name in WRONG) and not any(remains.values())
     rate = round(counts["committed"] / took, 1)
-    found = campaign.tell(
+    found = campaign.report(
         counts=counts, left=remains, ended_with=code, cut=campaign.cut, took_s=round(took), rate=rate, held=held
     )
-    print(f"\n{counts['committed']} of {asked.size} attempts in {took:.0f} s, {rate} a second, ", end="")
+    print(f"\n{counts['committed']} of {args.size} attempts in {took:.0f} s, {rate} a second, ", end="")
     print(f"{len(campaign.faults)} faults; the driver {'was cut and ' if campaign.cut else ''}ended with {code}")
     if code not in (0, 1):
         print("".join([*campaign.driver.lines][-8:]))
@@ -190,9 +192,9 @@ def main() -> int:
     parser.add_argument("--lease-s", type=float, default=15.0, help="how long a claim holds without a heartbeat")
     parser.add_argument("--limit-s", type=float, default=3600.0, help="after which the run is cut")
     parser.add_argument("--out", type=Path, help="a JSON file, written every 30 s")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    return 0 if asyncio.run(run(asked)) else 1
+    return 0 if asyncio.run(run(args)) else 1
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Drills of a run on a Ray cluster of three nodes: one part is broken while it works, then the books are looked at.
+"""Drills of a run on a Ray cluster of three nodes: one part is broken while it works, then its records are counted.
 
 Every drill is one run of `size` attempts. The fault comes when a share of them is committed, chosen by the seed; a drill that
 heals its fault does so itself. The run must end by itself, with every attempt committed exactly once.
@@ -21,18 +21,9 @@ from pathlib import Path
 import msgspec
 
 from bench import thin_agent
-from bench.drills.ground import (
-    Driver,
-    Leftovers,
-    PostgresServer,
-    Starvation,
-    Upstream,
-    account,
-    causes,
-    doing,
-    find_zygotes,
-    wait_for,
-)
+from bench.drills.driver import Driver, PostgresServer, Upstream
+from bench.drills.leftovers import Leftovers, Starvation, find_zygotes
+from bench.drills.queries import account, causes, recent_events, wait_for
 from tests.servers.ray_cluster import RayCluster
 
 LEASE_S = 6.0
@@ -83,7 +74,7 @@ def machine() -> dict[str, float]:
     return {"cores": os.cpu_count() or 0, "load": round(os.getloadavg()[0], 1)}
 
 
-class Ground:
+class DrillSystem:
     """Everything one drill may break. Made once and mended between drills."""
 
     def __init__(
@@ -154,30 +145,30 @@ class Ground:
         subprocess.run(["rm", "-rf", str(self.place)], check=False)
 
 
-Fault = Callable[[Ground, Driver], Awaitable[int]]
+Fault = Callable[[DrillSystem, Driver], Awaitable[int]]
 
 
-async def worker(ground: Ground, driver: Driver) -> int:
+async def worker(system: DrillSystem, driver: Driver) -> int:
     """SIGKILL of one worker, three times."""
     killed = 0
     for _ in range(3):
-        if pids := ground.workers():
-            os.kill(ground.chance.choice(pids), signal.SIGKILL)
+        if pids := system.workers():
+            os.kill(system.chance.choice(pids), signal.SIGKILL)
             killed += 1
         await asyncio.sleep(4)
     return killed
 
 
-async def node(ground: Ground, driver: Driver) -> int:
+async def node(system: DrillSystem, driver: Driver) -> int:
     """SIGKILL of every process of a node; a new node joins."""
-    ground.cluster.nodes[-1].kill()
-    ground.cluster.nodes.pop()
+    system.cluster.nodes[-1].kill()
+    system.cluster.nodes.pop()
     await asyncio.sleep(3)
-    ground.cluster.add()
+    system.cluster.add()
     return 1
 
 
-async def driver(ground: Ground, driver: Driver) -> int:
+async def driver(system: DrillSystem, driver: Driver) -> int:
     """SIGKILL of the driver, twice; it comes back with --resume."""
     for _ in range(2):
         driver.kill()
@@ -186,20 +177,20 @@ async def driver(ground: Ground, driver: Driver) -> int:
     return 2
 
 
-async def gate(ground: Ground, driver: Driver) -> int:
+async def gate(system: DrillSystem, driver: Driver) -> int:
     """SIGKILL of a worker while its gate holds calls that the model has not answered."""
-    ground.upstream.fault("hang")
+    system.upstream.fault("hang")
     end = time.monotonic() + 30
-    while ground.upstream.ask("/state")["held"] < 2 and time.monotonic() < end:
+    while system.upstream.ask("/state")["held"] < 2 and time.monotonic() < end:
         await asyncio.sleep(0.1)
-    os.kill(ground.chance.choice(ground.workers()), signal.SIGKILL)
-    ground.upstream.fault("none")
+    os.kill(system.chance.choice(system.workers()), signal.SIGKILL)
+    system.upstream.fault("none")
     return 1
 
 
-async def zygote(ground: Ground, driver: Driver) -> int:
+async def zygote(system: DrillSystem, driver: Driver) -> int:
     """SIGKILL of the process that makes a worker's sandboxes, on every node."""
-    return kill_zygotes(ground.home)
+    return kill_zygotes(system.home)
 
 
 def kill_zygotes(home: str) -> int:
@@ -212,38 +203,38 @@ def kill_zygotes(home: str) -> int:
     return killed
 
 
-async def database_restart(ground: Ground, driver: Driver) -> int:
+async def database_restart(system: DrillSystem, driver: Driver) -> int:
     """The database stops at once, as in a crash, and comes back after three seconds."""
-    ground.postgres.stop("immediate")
+    system.postgres.stop("immediate")
     await asyncio.sleep(3)
-    ground.postgres.start()
+    system.postgres.start()
     return 1
 
 
-async def database_pause(ground: Ground, driver: Driver) -> int:
+async def database_pause(system: DrillSystem, driver: Driver) -> int:
     """The database stands still for 20 s, longer than three leases."""
-    ground.postgres.signal(signal.SIGSTOP)
+    system.postgres.signal(signal.SIGSTOP)
     await asyncio.sleep(20)
-    ground.postgres.signal(signal.SIGCONT)
+    system.postgres.signal(signal.SIGCONT)
     return 1
 
 
-async def disk_full(ground: Ground, driver: Driver) -> int:
+async def disk_full(system: DrillSystem, driver: Driver) -> int:
     """The database's disk is full for 10 s; an operator starts it again if it gave up."""
-    if not ground.postgres.mounted:
+    if not system.postgres.mounted:
         raise RuntimeError("filling a disk needs a small one, which only root can mount")
-    ground.postgres.fill()
+    system.postgres.fill()
     await asyncio.sleep(10)
-    ground.postgres.drain()
-    if not ground.postgres.running():
-        ground.postgres.start()
+    system.postgres.drain()
+    if not system.postgres.running():
+        system.postgres.start()
     return 1
 
 
-async def clock(ground: Ground, driver: Driver) -> int:
+async def clock(system: DrillSystem, driver: Driver) -> int:
     """A worker joins whose clock jumps an hour ahead: in its eyes every lease has run out."""
-    command = [sys.executable, "-m", "bench.drills.jumping_worker", ground.postgres.url, driver.run_id, "3600"]
-    env = {**os.environ, "ROLLYARD_HOME": ground.home}
+    command = [sys.executable, "-m", "bench.drills.clock_jump_worker", system.postgres.url, driver.run_id, "3600"]
+    env = {**os.environ, "ROLLYARD_HOME": system.home}
     process = subprocess.Popen(command, env=env)
     try:
         code = await asyncio.to_thread(process.wait, 600)
@@ -254,27 +245,27 @@ async def clock(ground: Ground, driver: Driver) -> int:
     return 1
 
 
-async def upstream_503(ground: Ground, driver: Driver) -> int:
+async def upstream_503(system: DrillSystem, driver: Driver) -> int:
     """The model server answers 503 for a while."""
-    ground.upstream.fault("503")
-    await asyncio.sleep(ground.fault_s)
-    ground.upstream.fault("none")
+    system.upstream.fault("503")
+    await asyncio.sleep(system.fault_s)
+    system.upstream.fault("none")
     return 1
 
 
-async def upstream_hang(ground: Ground, driver: Driver) -> int:
+async def upstream_hang(system: DrillSystem, driver: Driver) -> int:
     """The model server takes calls and answers none, for longer than an agent may take."""
-    ground.upstream.fault("hang")
-    await asyncio.sleep(max(ground.fault_s, 25))
-    ground.upstream.fault("none")
+    system.upstream.fault("hang")
+    await asyncio.sleep(max(system.fault_s, 25))
+    system.upstream.fault("none")
     return 1
 
 
-async def upstream_cut(ground: Ground, driver: Driver) -> int:
+async def upstream_cut(system: DrillSystem, driver: Driver) -> int:
     """The model server breaks off every answer in its middle."""
-    ground.upstream.fault("cut")
-    await asyncio.sleep(ground.fault_s)
-    ground.upstream.fault("none")
+    system.upstream.fault("cut")
+    await asyncio.sleep(system.fault_s)
+    system.upstream.fault("none")
     return 1
 
 
@@ -297,34 +288,34 @@ DRILLS: dict[str, Fault] = {
 }
 
 
-async def drill(ground: Ground, name: str, fault: Fault, limit_s: float) -> Result:
-    await asyncio.to_thread(ground.mend)
-    async with Leftovers(ground.home) as left:
-        return await drill_watched(ground, left, name, fault, limit_s)
+async def drill(system: DrillSystem, name: str, fault: Fault, limit_s: float) -> Result:
+    await asyncio.to_thread(system.mend)
+    async with Leftovers(system.home) as left:
+        return await drill_watched(system, left, name, fault, limit_s)
 
 
-async def drill_watched(ground: Ground, left: Leftovers, name: str, fault: Fault, limit_s: float) -> Result:
+async def drill_watched(system: DrillSystem, left: Leftovers, name: str, fault: Fault, limit_s: float) -> Result:
     began = time.monotonic()
     agent_s = 20.0 if name == "upstream_hang" else 120.0
-    process = Driver(ground.postgres.url, ground.config(agent_s), ground.cluster.address, ground.home)
+    process = Driver(system.postgres.url, system.config(agent_s), system.cluster.address, system.home)
     problem, injected, starvation = "", 0, Starvation()
     try:
-        share = ground.chance.uniform(0.1, 0.3)
-        await wait_for(ground.postgres.url, process.run_id, int(ground.size * share))
-        injected = await fault(ground, process)
+        share = system.chance.uniform(0.1, 0.3)
+        await wait_for(system.postgres.url, process.run_id, int(system.size * share))
+        injected = await fault(system, process)
         code = await asyncio.to_thread(process.wait, limit_s)
         if code not in (0, 1):
             problem = f"the driver ended with {code}: {[*process.lines][-1:]} {process.process.stdout.read()[-300:]}"
     except (RuntimeError, TimeoutError, OSError) as error:
-        told = await doing(ground.postgres.url, process.run_id)
-        problem = f"{type(error).__name__}: {error}; {told}; {starvation.tell(ground.workers())}"
+        stages = await recent_events(system.postgres.url, process.run_id)
+        problem = f"{type(error).__name__}: {error}; {stages}; {starvation.describe(system.workers())}"
     finally:
         if process.process.poll() is None:
             process.kill()
-    counts = await account(ground.postgres.url, process.run_id)
-    why = await causes(ground.postgres.url, process.run_id)
+    counts = await account(system.postgres.url, process.run_id)
+    why = await causes(system.postgres.url, process.run_id)
     remains = await left.after()
-    remains["workers"] = len(ground.workers())
+    remains["workers"] = len(system.workers())
     seconds = time.monotonic() - began
     return Result(
         name=name,
@@ -334,7 +325,7 @@ async def drill_watched(ground: Ground, left: Leftovers, name: str, fault: Fault
         left=remains,
         problem=problem,
         causes=why,
-        size=ground.size,
-        seed=ground.seed,
+        size=system.size,
+        seed=system.seed,
         **machine(),
     )

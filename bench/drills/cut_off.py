@@ -17,8 +17,8 @@ from contextlib import contextmanager
 
 import msgspec
 
-from bench.drills.cluster import Ground, Result, drill
-from bench.drills.ground import Driver
+from bench.drills.cluster import DrillSystem, Result, drill
+from bench.drills.driver import Driver
 
 NAME = "node_cut_off"
 HERE, THERE = "198.51.100.1", "198.51.100.2"  # reserved for documentation; they exist only in the two namespaces
@@ -60,23 +60,23 @@ def in_namespaces(options: argparse.Namespace) -> Result:
 
 
 async def inside(first: str, second: str, size: int, seed: int, fault_s: float, limit_s: float) -> Result:
-    async def pull_the_cable(ground: Ground, driver: Driver) -> int:
+    async def cut_link(system: DrillSystem, driver: Driver) -> int:
         ip("-n", first, "link", "set", "cable", "down")
         await asyncio.sleep(CUT_S)
         ip("-n", first, "link", "set", "cable", "up")
         return 1
 
-    ground = Ground(size, seed, fault_s, HERE)
+    system = DrillSystem(size, seed, fault_s, HERE)
     try:
-        ground.cluster.count = 2
-        with ground.cluster:
-            ground.cluster.add(ip=THERE, inside=["ip", "netns", "exec", second])
-            await asyncio.to_thread(ground.cluster.wait, 3)
-            result = await drill(ground, NAME, pull_the_cable, limit_s)
+        system.cluster.count = 2
+        with system.cluster:
+            system.cluster.add(ip=THERE, inside=["ip", "netns", "exec", second])
+            await asyncio.to_thread(system.cluster.wait, 3)
+            result = await drill(system, NAME, cut_link, limit_s)
             time.sleep(1)
             return result
     finally:
-        ground.close()
+        system.close()
 
 
 if __name__ == "__main__":

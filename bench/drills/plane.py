@@ -21,9 +21,10 @@ from pathlib import Path
 
 import asyncpg
 
-from bench.drills.cable import Cable
+from bench.drills.breakable_link import BreakableLink
 from bench.drills.cluster import Result, kill_zygotes, machine
-from bench.drills.ground import ROLLYARD, Leftovers, PostgresServer, free_port
+from bench.drills.driver import ROLLYARD, PostgresServer, free_port
+from bench.drills.leftovers import Leftovers
 from rollyard.core.errors import PlaneConflict, PlaneError, PlaneNotFound, PlaneUnavailable
 from rollyard.plane.client.plane import Plane
 
@@ -62,7 +63,7 @@ class Replica:
         self.process.wait(30)
 
 
-class Ground:
+class DrillSystem:
     def __init__(self, engine: str, seed: int) -> None:
         self.place = Path(tempfile.mkdtemp(prefix="ry-drill-plane-"))
         self.home = str(self.place / "home")
@@ -74,8 +75,8 @@ class Ground:
 
     async def open(self) -> None:
         await self.replicas[0].ready()
-        self.cable = await Cable.lay("127.0.0.1", self.postgres.port)
-        url = self.postgres.url.replace(f":{self.postgres.port}/", f":{self.cable.port}/")
+        self.link = await BreakableLink.open("127.0.0.1", self.postgres.port)
+        url = self.postgres.url.replace(f":{self.postgres.port}/", f":{self.link.port}/")
         self.replicas.append(Replica(self.place, url, self.engine, 1))
         await self.replicas[1].ready()
         self.clients = [self.client(replica) for replica in self.replicas]
@@ -100,14 +101,14 @@ class Ground:
             await client.aclose()
         for replica in self.replicas:
             replica.kill()
-        self.cable.close()
+        self.link.close()
         self.postgres.close()
         shutil.rmtree(self.place, ignore_errors=True)
 
 
-async def replica(ground: Ground) -> int:
+async def replica(system: DrillSystem) -> int:
     """SIGKILL of one replica, then of the other; each comes back after three seconds."""
-    for one in ground.replicas:
+    for one in system.replicas:
         one.kill()
         await asyncio.sleep(3)
         one.start()
@@ -115,48 +116,48 @@ async def replica(ground: Ground) -> int:
     return 2
 
 
-async def database_restart(ground: Ground) -> int:
-    ground.postgres.stop("immediate")
+async def database_restart(system: DrillSystem) -> int:
+    system.postgres.stop("immediate")
     await asyncio.sleep(3)
-    ground.postgres.start()
+    system.postgres.start()
     return 1
 
 
-async def database_pause(ground: Ground) -> int:
-    ground.postgres.signal(signal.SIGSTOP)
+async def database_pause(system: DrillSystem) -> int:
+    system.postgres.signal(signal.SIGSTOP)
     await asyncio.sleep(20)
-    ground.postgres.signal(signal.SIGCONT)
+    system.postgres.signal(signal.SIGCONT)
     return 1
 
 
-async def disk_full(ground: Ground) -> int:
+async def disk_full(system: DrillSystem) -> int:
     """The database's disk is full for 10 s; an operator starts it again if it gave up."""
-    if not ground.postgres.mounted:
+    if not system.postgres.mounted:
         raise OSError("filling a disk needs a small one, which only root can mount")
-    ground.postgres.fill()
+    system.postgres.fill()
     await asyncio.sleep(10)
-    ground.postgres.drain()
-    if not ground.postgres.running():
-        ground.postgres.start()
+    system.postgres.drain()
+    if not system.postgres.running():
+        system.postgres.start()
     return 1
 
 
-async def cut_off(ground: Ground) -> int:
+async def cut_off(system: DrillSystem) -> int:
     """The second replica is cut off from the database for 20 s: what it has sent does not arrive, and no connection ends."""
-    ground.cable.pull()
+    system.link.cut()
     await asyncio.sleep(20)
-    ground.cable.mend()
+    system.link.restore()
     return 1
 
 
-async def clock(ground: Ground) -> int:
-    """A third replica joins whose clock is an hour ahead, and is told to sweep: in its eyes every lease and every instance's time
+async def clock(system: DrillSystem) -> int:
+    """A third replica joins whose clock is an hour ahead, and sweeps: by its clock every lease and every instance's time
     is over."""
-    ahead = [sys.executable, "-m", "bench.drills.ahead", "3600"]
-    third = Replica(ground.place, ground.postgres.url, "noop", 2, program=ahead)
-    ground.replicas.append(third)
+    ahead = [sys.executable, "-m", "bench.drills.wrong_clock", "3600"]
+    third = Replica(system.place, system.postgres.url, "noop", 2, program=ahead)
+    system.replicas.append(third)
     await third.ready()
-    client = ground.client(third)
+    client = system.client(third)
     try:
         for _ in range(10):
             await client.json("POST", "/v1/sweep")
@@ -167,12 +168,12 @@ async def clock(ground: Ground) -> int:
     return 1
 
 
-async def zygote(ground: Ground) -> int:
+async def zygote(system: DrillSystem) -> int:
     """SIGKILL of the process that makes a replica's sandboxes, of both."""
-    return kill_zygotes(ground.home)
+    return kill_zygotes(system.home)
 
 
-Fault = Callable[[Ground], Awaitable[int]]
+Fault = Callable[[DrillSystem], Awaitable[int]]
 DRILLS: dict[str, tuple[str, Fault]] = {
     "plane_replica": ("local", replica),
     "plane_zygote": ("local", zygote),
@@ -189,43 +190,43 @@ APART = (("plane_replica",), tuple(name for name, (engine, _) in DRILLS.items() 
 
 async def drill(name: str, options: argparse.Namespace) -> Result:
     (engine, fault), size = DRILLS[name], options.size
-    ground = Ground(engine, options.seed)
-    async with Leftovers(ground.home) as left:
-        return await drill_watched(ground, left, name, fault, size)
+    system = DrillSystem(engine, options.seed)
+    async with Leftovers(system.home) as left:
+        return await drill_watched(system, left, name, fault, size)
 
 
-async def drill_watched(ground: Ground, left: Leftovers, name: str, fault: Fault, size: int) -> Result:
+async def drill_watched(system: DrillSystem, left: Leftovers, name: str, fault: Fault, size: int) -> Result:
     began, problem, counts, injected = time.monotonic(), "", {}, 0
     remains: dict[str, int] = {}
     try:
-        await ground.open()
+        await system.open()
         made: dict[str, str] = {}
         slots = asyncio.Semaphore(6)
 
         async def one(number: int) -> None:
             async with slots:
                 key = f"drill-{number}"
-                asked = {"image": "host", "ttl_s": 600, "labels": {"drill": key}}
-                found = await ground.insist(lambda plane: plane.instances.create(idempotency_key=key, **asked))
+                request = {"image": "host", "ttl_s": 600, "labels": {"drill": key}}
+                found = await system.insist(lambda plane: plane.instances.create(idempotency_key=key, **request))
                 made[key] = found["id"]
                 await asyncio.sleep(0.05)
 
         work = asyncio.gather(*(one(number) for number in range(size)))
-        while len(made) < size * ground.chance.uniform(0.1, 0.3):
+        while len(made) < size * system.chance.uniform(0.1, 0.3):
             await asyncio.sleep(0.05)
-        injected = await fault(ground)
+        injected = await fault(system)
         await until_done(work, made)
-        counts = await books(ground, made)
+        counts = await count_records(system, made)
         for key in made.values():
-            await ground.insist(lambda plane, key=key: gone(plane, key))
-        counts["leases"] = await settle(ground, left)
-        for one in ground.replicas:
+            await system.insist(lambda plane, key=key: gone(plane, key))
+        counts["leases"] = await settle(system, left)
+        for one in system.replicas:
             one.kill()
         remains = await left.after()
     except (PlaneError, TimeoutError, OSError) as error:
         problem = f"{type(error).__name__}: {error}"
     finally:
-        await ground.close()
+        await system.close()
     seconds = time.monotonic() - began
     return Result(
         name=name,
@@ -235,7 +236,7 @@ async def drill_watched(ground: Ground, left: Leftovers, name: str, fault: Fault
         left=remains,
         problem=problem,
         size=size,
-        seed=ground.seed,
+        seed=system.seed,
         **machine(),
     )
 
@@ -253,13 +254,13 @@ async def until_done(work: asyncio.Future[list[None]], made: dict[str, str]) -> 
     raise TimeoutError(f"{before} instances, and no new one for {GIVE_UP_S:.0f} s")
 
 
-async def settle(ground: Ground, left: Leftovers) -> int:
+async def settle(system: DrillSystem, left: Leftovers) -> int:
     """The quota that is still in use. The sweep ends what a killed replica was making, once its time to boot is over.
     Processes are not looked at yet: replicas that live keep what makes their sandboxes."""
     end = time.monotonic() + SETTLE_S
     while True:
-        await ground.insist(lambda plane: plane.json("POST", "/v1/sweep"))
-        usage = await ground.insist(lambda plane: plane.usage())
+        await system.insist(lambda plane: plane.json("POST", "/v1/sweep"))
+        usage = await system.insist(lambda plane: plane.usage())
         remains = await left.after(1)
         there = any(count for name, count in remains.items() if name != "processes")
         if (not usage["used"] and not there) or time.monotonic() > end:
@@ -274,9 +275,9 @@ async def gone(plane: Plane, instance_id: str) -> None:
         return
 
 
-async def books(ground: Ground, made: dict[str, str]) -> dict[str, int]:
-    """Live instances against what the client was told; with the noop engine what died with a replica is not counted."""
-    connection = await asyncpg.connect(ground.postgres.url, timeout=30)
+async def count_records(system: DrillSystem, made: dict[str, str]) -> dict[str, int]:
+    """Live instances against what the client got; with the noop engine, instances that died with a replica are not counted."""
+    connection = await asyncpg.connect(system.postgres.url, timeout=30)
     try:
         live = {row["id"] for row in await connection.fetch("SELECT id FROM plane_instances WHERE live")}
         rows = await connection.fetchval("SELECT count(*) FROM plane_instances WHERE state <> 'failed'")

@@ -26,18 +26,17 @@ HEAD = (
 ABOUT = """# Drills
 
 `make drills` breaks one part of a working system at a time and then checks the records: a real Ray cluster of three nodes on
-one machine with a PostgreSQL server, and two replicas of the control plane. Every line is one run (or one plane) that had to
+one machine with a PostgreSQL server, and two replicas of the control plane. Every row is one run (or one plane) that had to
 end by itself.
 
-- *claims*: leases handed out; more than *attempts* means that attempts were done again elsewhere.
-- *lost*: attempts without exactly the rollout of their last claim. *twice*: attempts with two. Both must be 0.
+- *claims*: leases handed out; more than *attempts* means that some attempts were repeated elsewhere.
+- *lost*: attempts that do not have exactly the rollout of their last claim. *twice*: attempts with two. Both must be 0.
 - *zombie*: calls recorded under a claim that another worker had taken over. *infra reward*: rewards of rollouts that failed at
   another boundary than the agent's. Both must be 0.
 - *orphans*: sandboxes, processes, mounts, control groups, leases, open sessions and workers left behind. Must be 0.
+- Rows of the plane count instances: *claims* are rows, *zombie* is the quota's difference from the live instances.
 
-- The plane's lines count instances: *claims* are rows, *zombie* is the quota's difference from the live instances.
-
-This page and `drills.json` beside it are written by
+These commands write this page and `drills.json` beside it:
 
 ```sh
 make drills                                      # all, 500 attempts a run; SIZE= and SEED= change that; root, PostgreSQL
@@ -45,11 +44,11 @@ python -m bench.drills --only clock --size 60 --seed 2 --out docs/drills.md    #
 python -m bench.drills.campaign --size 3000      # one long run with a fault every minute, and the memory of its processes
 ```
 
-A line's *attempts* and *seed* say what it was run with, *cores* and *load* on what machine; it stays until its drill is run
-again. The seed chooses when and where each fault comes; what the scheduler does in between is not repeatable. The faults are
-described in `bench/drills/cluster.py`, `cut_off.py` and `plane.py`.
+*attempts* and *seed* are the settings of a row, *cores* and *load* describe the machine; a row stays until its drill is run
+again. The seed chooses when and where each fault comes; what the scheduler does in between cannot be repeated.
+`bench/drills/cluster.py`, `cut_off.py` and `plane.py` describe the faults.
 
-A campaign of 100,000 attempts on 16 cores (`--size 100000 --every-s 60 --nodes 8 --per-node 2 --parallel 128`) was lost with its
+A campaign of 100,000 attempts on 16 cores (`--size 100000 --every-s 60 --nodes 8 --per-node 2 --parallel 128`) ended with its
 machine after 166 s and three faults (worker, zygote, database): 17,508 committed (about 110 a second, 14 cores busy), 17,647
 claims, 0 lost, 0 twice, the driver at 260 MB, workers at 157 to 158 MB. On two cores, shared with other work:
 
@@ -60,7 +59,7 @@ claims, 0 lost, 0 twice, the driver at 260 MB, workers at 157 to 158 MB. On two 
 | 1,500 | 12 s | 33 | 1,567 | 1,500 | 0 | 0 | 0 | 624 | 25 to 40 |
 | 1,500, cut after 700 s | 4 s | 59 | 1,528 | 1,389 | 0 | 0 | 0 | 707 | 30 to 40 |
 
-The driver held 173 to 175 MB and a worker 171 to 173 MB, at their beginning and at their end.
+The driver used 173 to 175 MB and a worker 171 to 173 MB, at the start and at the end.
 """
 
 

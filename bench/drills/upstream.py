@@ -79,9 +79,9 @@ class Connection(asyncio.Protocol):
         self.transport.write(head(200, len(reply)) + reply)
         return None
 
-    def reply(self, asked: dict) -> bytes:
+    def reply(self, request: dict) -> bytes:
         message: dict = {"role": "assistant", "content": "done"}
-        if not any(m["role"] == "tool" for m in asked["messages"]):
+        if not any(m["role"] == "tool" for m in request["messages"]):
             call = {"name": "shell", "arguments": json.dumps({"command": ANSWER.format(pause=self.server.pause)})}
             message = {"role": "assistant", "content": None}
             message["tool_calls"] = [{"id": "call_1", "type": "function", "function": call}]

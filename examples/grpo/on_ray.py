@@ -57,12 +57,12 @@ async def groups(rollouts: ry_train.RayRollouts, count: int) -> tuple[list[Sampl
     return rows, rewards, without
 
 
-async def train(asked: argparse.Namespace, stack: AsyncExitStack) -> dict:
-    torch.manual_seed(asked.seed)
+async def train(args: argparse.Namespace, stack: AsyncExitStack) -> dict:
+    torch.manual_seed(args.seed)
     torch.set_num_threads(1)
     model = TinyModel(TinyConfig(context=256))
-    loss = warm_up(model, steps=asked.warm, seed=asked.seed)
-    print(f"warm-up: {asked.warm} steps, loss {loss:.3f}", flush=True)
+    loss = warm_up(model, steps=args.warm, seed=args.seed)
+    print(f"warm-up: {args.warm} steps, loss {loss:.3f}", flush=True)
     sampler = await stack.enter_async_context(Sampler(TinyModel(model.config)))
     sock = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
@@ -70,21 +70,21 @@ async def train(asked: argparse.Namespace, stack: AsyncExitStack) -> dict:
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     rollouts = await asyncio.to_thread(
         lambda: ry_train.RayRollouts(
-            store=asked.store, policy=POLICY.format(url=url), agent="shell-agent", parallel=8,
-            ray=ry_train.RayOptions(address=asked.address),
+            store=args.store, policy=POLICY.format(url=url), agent="shell-agent", parallel=8,
+            ray=ry_train.RayOptions(address=args.address),
             max_staleness=STALENESS, verifier=answered, system_prompt=SYSTEM, max_calls=4,
             limits=Limits(agent=60, verify=30), model="tiny",
         )
     )  # fmt: skip
     learner, curve, began = Learner(model), [], time.monotonic()
     try:
-        for step in range(asked.steps):
+        for step in range(args.steps):
             await sampler.load({k: v.clone() for k, v in model.state_dict().items()}, step)
             await asyncio.to_thread(rollouts.update, step)
-            for prompt in range(asked.prompts):
-                question = task(asked.seed * 1_000_003 + step * asked.prompts + prompt)
+            for prompt in range(args.prompts):
+                question = task(args.seed * 1_000_003 + step * args.prompts + prompt)
                 await asyncio.to_thread(rollouts.submit, question, size=GROUP, seed=step)
-            rows, rewards, without = await groups(rollouts, asked.prompts * GROUP)
+            rows, rewards, without = await groups(rollouts, args.prompts * GROUP)
             gap = learner.gap(rows) if rows else None
             if rows:
                 await asyncio.to_thread(learner.step, rows)
@@ -95,15 +95,15 @@ async def train(asked: argparse.Namespace, stack: AsyncExitStack) -> dict:
         await asyncio.to_thread(rollouts.close)
         server.should_exit = True
         await serving
-    return {"seed": asked.seed, "curve": curve}
+    return {"seed": args.seed, "curve": curve}
 
 
-async def main(asked: argparse.Namespace) -> None:
-    asked.out.mkdir(parents=True, exist_ok=True)
+async def main(args: argparse.Namespace) -> None:
+    args.out.mkdir(parents=True, exist_ok=True)
     async with AsyncExitStack() as stack:
-        result = await train(asked, stack)
-    (asked.out / "curve.json").write_text(json.dumps(result, indent=1))
-    print(f"written to {asked.out}")
+        result = await train(args, stack)
+    (args.out / "curve.json").write_text(json.dumps(result, indent=1))
+    print(f"written to {args.out}")
 
 
 if __name__ == "__main__":

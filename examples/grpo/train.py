@@ -124,14 +124,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=PROMPTS, help="groups of eight per step")
     parser.add_argument("--parallel", type=int, default=8, help="rollouts at a time")
     parser.add_argument("--out", type=Path, default=Path("out/grpo"))
-    asked = parser.parse_args()
+    args = parser.parse_args()
     results = []
-    for seed in range(asked.seed, asked.seed + asked.seeds):
-        folder = asked.out if asked.seeds == 1 else asked.out / f"seed{seed}"
-        results.append(asyncio.run(train(seed, asked.steps, asked.warm, asked.prompts, asked.parallel, folder)))
-    draw(results, asked.out / "curve.png", rollouts=asked.prompts * GROUP)
+    for seed in range(args.seed, args.seed + args.seeds):
+        folder = args.out if args.seeds == 1 else args.out / f"seed{seed}"
+        results.append(asyncio.run(train(seed, args.steps, args.warm, args.prompts, args.parallel, folder)))
+    draw(results, args.out / "curve.png", rollouts=args.prompts * GROUP)
     print(table(results))
-    print(f"written to {asked.out}")
+    print(f"written to {args.out}")
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ async def collect(questions: Sequence[int], parts: dict[str, Any], *, tree: bool
     return {"rows": rows, "rewards": rewards, "sampled": sampled}
 
 
-async def train(model: TinyModel, seed: int, asked: argparse.Namespace, *, tree: bool) -> list[dict[str, Any]]:
+async def train(model: TinyModel, seed: int, args: argparse.Namespace, *, tree: bool) -> list[dict[str, Any]]:
     learner, curve = Learner(model, tree=True), []
     queue = ry.policy.Queue(renderer=renderer())
     with TemporaryDirectory() as folder:
@@ -66,11 +66,11 @@ async def train(model: TinyModel, seed: int, asked: argparse.Namespace, *, tree:
             ry.Gate(queue, log=store) as gate,
         ):
             answering = asyncio.create_task(answer(queue, sampler))
-            parts = {"sandbox": backend, "gate": gate, "store": store, "parallel": asked.parallel}
-            for step in range(asked.steps):
+            parts = {"sandbox": backend, "gate": gate, "store": store, "parallel": args.parallel}
+            for step in range(args.steps):
                 await sampler.load({name: value.clone() for name, value in model.state_dict().items()}, step)
-                first = seed * 1_000_003 + step * asked.prompts
-                got = await collect(range(first, first + asked.prompts), parts, tree=tree)
+                first = seed * 1_000_003 + step * args.prompts
+                got = await collect(range(first, first + args.prompts), parts, tree=tree)
                 if got["rows"]:
                     await asyncio.to_thread(learner.step, got["rows"])
                 mean = fmean(got["rewards"]) if got["rewards"] else None
@@ -81,13 +81,13 @@ async def train(model: TinyModel, seed: int, asked: argparse.Namespace, *, tree:
     return curve
 
 
-async def compare(seed: int, asked: argparse.Namespace) -> dict[str, Any]:
+async def compare(seed: int, args: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(seed)
     torch.set_num_threads(1)
     began, model = time.monotonic(), TinyModel(TinyConfig(context=256))
-    warm_up(model, steps=asked.warm, seed=seed)
-    flat = await train(copy.deepcopy(model), seed, asked, tree=False)
-    grown = await train(model, seed, asked, tree=True)
+    warm_up(model, steps=args.warm, seed=seed)
+    flat = await train(copy.deepcopy(model), seed, args, tree=False)
+    grown = await train(model, seed, args, tree=True)
     return {"seed": seed, "flat": flat, "tree": grown, "seconds": round(time.monotonic() - began, 1)}
 
 
@@ -118,12 +118,12 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=4, help="questions a step")
     parser.add_argument("--parallel", type=int, default=8, help="rollouts at a time")
     parser.add_argument("--out", type=Path, default=Path("out/grpo-tree"))
-    asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
     results = []
-    for seed in range(asked.seed, asked.seed + asked.seeds):
-        results.append(asyncio.run(compare(seed, asked)))
-        (asked.out / "tree.json").write_text(json.dumps(results, indent=1))
+    for seed in range(args.seed, args.seed + args.seeds):
+        results.append(asyncio.run(compare(seed, args)))
+        (args.out / "tree.json").write_text(json.dumps(results, indent=1))
         print(table(results), flush=True)
 
 

@@ -56,12 +56,12 @@ async def answered(sandbox, rollout):
 def task(seed: int) -> Task:
     draw = random.Random(seed)
     digits = {name: str(draw.randrange(10)) for name in NAMES}
-    asked = draw.choice(NAMES)
+    wanted = draw.choice(NAMES)
     return Task(
         id=f"q{seed}",
-        instruction=f"{asked}?",
+        instruction=f"{wanted}?",
         files=tuple(File(path=name, data=f"{digit}\n".encode()) for name, digit in digits.items()),
-        metadata={"answer": digits[asked], "asked": asked},
+        metadata={"answer": digits[wanted], "asked": wanted},
     )
 
 
@@ -69,8 +69,8 @@ def demonstration(draw: random.Random, skill: float) -> tuple[array[int], bytes]
     """One conversation of a noisy demonstrator as ids and a mask over what it said. At each step it is right with
     probability `skill`, else it names a random file or digit."""
     digits = {name: str(draw.randrange(10)) for name in NAMES}
-    asked = draw.choice(NAMES)
-    looked = asked if draw.random() < skill else draw.choice(NAMES)
+    wanted = draw.choice(NAMES)
+    looked = wanted if draw.random() < skill else draw.choice(NAMES)
     said = digits[looked] if draw.random() < skill else str(draw.randrange(10))
     ids, mask = array("i"), bytearray()
 
@@ -82,7 +82,7 @@ def demonstration(draw: random.Random, skill: float) -> tuple[array[int], bytes]
         mask.extend([int(train)] * len(body))
 
     put(SYSTEM_ROLE, SYSTEM, False)
-    put(USER, f"{asked}?", False)
+    put(USER, f"{wanted}?", False)
     put(ASSISTANT, f"$cat {looked}", True)
     put(TOOL, f"{digits[looked]}\n", False)
     put(ASSISTANT, f"$echo {said} >{ANSWER}", True)

@@ -138,8 +138,8 @@ class Writer(Renderer, Protocol):
 def demonstration(draw: random.Random, renderer: Writer, skill: float) -> tuple[list[int], list[int]]:
     """One conversation of the demonstrator as the gate would make it: its ids, and 1 where the demonstrator speaks."""
     made = chore(draw, "train")
-    asked = (Message("system", (Text(SYSTEM),)), Message("user", (Text(made.instruction),)))
-    ids = list(renderer.render(asked))
+    prompt = (Message("system", (Text(SYSTEM),)), Message("user", (Text(made.instruction),)))
+    ids = list(renderer.render(prompt))
     mask = [0] * len(ids)
 
     def say(message: Message) -> list[int]:

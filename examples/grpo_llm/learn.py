@@ -51,7 +51,7 @@ def trained_logprobs(model: Llama, ids: Tensor, mask: Tensor) -> Tensor:
 
 @contextmanager
 def tensor_cores() -> Iterator[None]:
-    """Fewer bits in products, several times faster on a GPU: for the warm-up, whose logprobs nobody compares."""
+    """Fewer bits in products, several times faster on a GPU: for the warm-up, whose logprobs are not compared."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

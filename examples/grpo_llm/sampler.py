@@ -119,7 +119,7 @@ class SlotSampler:
                     else:
                         self._graph.replay()
                     self._note(self._live)
-        except BaseException as error:  # cancelled too: nobody waits for an answer that will not come
+        except BaseException as error:  # cancelled too: no caller may wait for an answer that will not come
             for request in self._live.values():
                 request.settle(error)
             raise

@@ -160,13 +160,13 @@ def _additions(agent: Agent, launch: Launch) -> list[Addition]:
     dialect = launch.dialect or agent.dialect
     if dialect is not None:
         found.append(agent.wires[dialect])
-    asked = {
+    wanted = {
         "system_prompt": launch.system_prompt is not None,
         "disabled_tools": bool(launch.disabled_tools),
         "disable_thinking": launch.disable_thinking,
         "max_tokens": launch.max_tokens is not None,
     }
-    found.extend(extra for name, extra in agent.options.items() if asked[name])
+    found.extend(extra for name, extra in agent.options.items() if wanted[name])
     if agent.mcp is not None and launch.mcp:
         found.append(agent.mcp.adds)
     if agent.resume is not None and launch.resumes is not None:

@@ -29,9 +29,9 @@ def _events(line: str, before: str) -> Iterator[AgentEvent]:
         if message.get("content"):
             yield AgentEvent(kind="assistant", text=message["content"])
         for call in message.get("tool_calls") or []:
-            asked = call["function"]
-            fields = {"arguments": asked["arguments"]}
-            yield AgentEvent(kind="tool_call", tool=asked["name"], call_id=call["id"], fields=fields)
+            function = call["function"]
+            fields = {"arguments": function["arguments"]}
+            yield AgentEvent(kind="tool_call", tool=function["name"], call_id=call["id"], fields=fields)
     elif event["type"] == "result":
         yield AgentEvent(kind="tool_result", tool=event["tool"], call_id=event["id"], text=event["text"])
     elif event["type"] == "done":

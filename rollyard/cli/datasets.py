@@ -30,8 +30,8 @@ def list_datasets(json: Json = False) -> None:
     entries = read_registry()
     forms = {name: load_adapter(name) for name in registry.names(GROUP)}
     if json:
-        told = {name: {"about": form.about, "get": form.get, "needs": form.needs} for name, form in forms.items()}
-        print_json({"datasets": entries, "adapters": told})
+        shown = {name: {"about": form.about, "get": form.get, "needs": form.needs} for name, form in forms.items()}
+        print_json({"datasets": entries, "adapters": shown})
         return
     if entries:
         rows = [[one.title, one.adapter, one.licence or "-", one.source] for one in entries]

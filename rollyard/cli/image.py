@@ -78,7 +78,7 @@ def pull(
     from rollyard.core.errors import ConfigError
     from rollyard.images.manifests import parse_platform, this_platform
     from rollyard.images.reference import parse_reference
-    from rollyard.images.registries import named_by_user, read_registries
+    from rollyard.images.registries import read_registries, rule_for_reference
     from rollyard.images.store import ImageStore
 
     scheme, _, image = reference.rpartition("://")
@@ -86,13 +86,15 @@ def pull(
         raise ConfigError(f"{scheme}:// is not how a registry is reached", hint="http:// or https://")
     found = parse_reference(image)
     registries = read_registries(pull_from or (), mirrors={found.registry: mirror or ()})
-    registries = registries.naming(named_by_user(found, secure=scheme == "https" if scheme else None))
+    registries = registries.with_registry(rule_for_reference(found, secure=scheme == "https" if scheme else None))
     wanted = parse_platform(platform) if platform is not None else this_platform()
     foreign = (wanted.os, wanted.architecture) != (this_platform().os, this_platform().architecture)
     names = name if name else [] if foreign else None
-    with show_progress(image, shown=not json and sys.stderr.isatty()) as told:
+    with show_progress(image, shown=not json and sys.stderr.isatty()) as on_progress:
         done = anyio.run(
-            lambda: ImageStore().pull(image, registries, names=names, platform=wanted, timeout_s=timeout, told=told)
+            lambda: ImageStore().pull(
+                image, registries, names=names, platform=wanted, timeout_s=timeout, on_progress=on_progress
+            )
         )
     if json:
         print_json(done)

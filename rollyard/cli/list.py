@@ -65,7 +65,7 @@ def list_(
                 show_id(r.id),
                 str(r.config.get("name") or "-"),
                 _time(r.created_at),
-                _who(r.config),
+                _describe_policies(r.config),
                 _number(r.mean_reward),
                 _states(r.attempts),
             ]
@@ -118,7 +118,7 @@ def list_(
         typer.echo(f"{shown.total} rollouts in all; for the next page add --offset {shown.next}")
 
 
-def _who(config: Mapping[str, Any]) -> str:
+def _describe_policies(config: Mapping[str, Any]) -> str:
     """Agents, and the policies that answered them: by name, or where there is only one by where it is reached."""
     from rollyard.runs.run.config import POLICY, RunConfig
 

@@ -191,8 +191,8 @@ def _fail(error: Error, code: int) -> NoReturn:
     else:
         from rollyard.runs.display.paint import RED, paint
 
-        told = fit_terminal(f"rollyard: {error}")
-        typer.echo(told.replace("rollyard:", paint("rollyard:", RED, sys.stderr), 1), err=True)
+        message = fit_terminal(f"rollyard: {error}")
+        typer.echo(message.replace("rollyard:", paint("rollyard:", RED, sys.stderr), 1), err=True)
     sys.exit(code)
 
 

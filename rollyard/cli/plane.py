@@ -121,8 +121,8 @@ def instances(
     """List instances, the newest first."""
     from rollyard.cli.printing import print_table
 
-    asked = {"limit": limit, "live": "false" if ended else "true", **({"owner": owner} if owner else {})}
-    found = _ask(url, key, "GET", f"/v1/instances?{urlencode(asked)}")["items"]
+    query = {"limit": limit, "live": "false" if ended else "true", **({"owner": owner} if owner else {})}
+    found = _ask(url, key, "GET", f"/v1/instances?{urlencode(query)}")["items"]
     if as_json:
         _print(found)
         return
@@ -155,7 +155,7 @@ def _show_owner(used: dict[str, Any], as_json: bool) -> None:
         typer.echo(f"{used['owner']}: {used['used']} instances, limit {used['limit']}, rate {used['rate']}")
 
 
-def _ask(url: str, key: str, method: str, path: str, asked: dict[str, Any] | None = None) -> dict[str, Any]:
+def _ask(url: str, key: str, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     from rollyard.plane.client.plane import Plane
 
     async def work() -> dict[str, Any]:
@@ -163,7 +163,7 @@ def _ask(url: str, key: str, method: str, path: str, asked: dict[str, Any] | Non
             if method == "DELETE":
                 await plane.bytes(method, path)
                 return {}
-            return await plane.json(method, path, asked)
+            return await plane.json(method, path, body)
 
     return anyio.run(work)
 

@@ -57,7 +57,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
             widths[widths.index(max(widths[1:-1]), 1)] -= 1
         widths[-1] = max(last, room - sum(widths[:-1]))
     for at, row in enumerate((header, *rows)):
-        cells = [cut(cell, width).ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+        cells = [shorten(cell, width).ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
         if at:
             cells = [paint(cell, _COLOURS.get(cell.strip())) for cell in cells]
         for line in fold(row[-1], widths[-1]):
@@ -75,5 +75,5 @@ def fold(text: str, width: int) -> list[str]:
     ]
 
 
-def cut(text: str, width: int) -> str:
+def shorten(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "…"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator
 
-from rollyard.images.pull import PullProgress, Told
+from rollyard.images.pull import OnProgress, PullProgress
 
 
 @contextlib.contextmanager
-def show_progress(image: str, *, shown: bool) -> Generator[Told | None]:
+def show_progress(image: str, *, shown: bool) -> Generator[OnProgress | None]:
     if not shown:
         yield None
         return

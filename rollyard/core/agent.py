@@ -181,8 +181,10 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
     freeze_s: float = 0.0  # asleep it has to be frozen, or its memory comes back by itself; for at most so long
     says_done: bool = False  # its output says how it ended; an exit without that event is a failure
     acts_by: Literal["tools", "keystrokes", "edits"] = "tools"  # the last two are read out of the model's text
-    asks_for: tuple[str, ...] = ()  # globs of hosts it looks for whatever it is told; not finding them does no harm
-    off: tuple[str, ...] = ()  # what it would do on its own, and is told not to; for the table of agents
+    asks_for: tuple[
+        str, ...
+    ] = ()  # globs of hosts it connects to in any configuration; failing to reach them does no harm
+    off: tuple[str, ...] = ()  # features that are switched off in it; for the table of agents
     command: Callable[[Launch, list[str]], list[str]] | None = None  # has the last word on argv
     config: Callable[[Launch], Mapping[str, str | bytes | Tree]] | None = None  # merged as an `Addition`'s files are
     events: Callable[[str, str], Iterable[AgentEvent]] | None = None  # of a line, given also the one before it

@@ -8,7 +8,7 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 
-# What an agent is told where it only has to go on: its resume flag wants words. The policy never sees a part that holds them.
+# The prompt of an agent that only has to continue: its resume flag requires one. The policy never sees a part that contains it.
 RESUME_MARK = "[[rollyard resume]]"
 END = "end"  # the place after the last answer that was recorded
 AFTER = "after:"  # before a call's id: the place after its answer, for a parent that goes on meanwhile

@@ -127,8 +127,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """What to sample with: what the agent asked for, and the session's options over it."""
         changes = dict(self.options.get("sampling") or {})
         if (cap := self.options.get("max_tokens_cap")) is not None:
-            asked = changes.get("max_tokens", self.sampling.max_tokens)
-            changes["max_tokens"] = cap if asked is None else min(asked, cap)
+            wanted = changes.get("max_tokens", self.sampling.max_tokens)
+            changes["max_tokens"] = cap if wanted is None else min(wanted, cap)
         if (top := self.options.get("top_logprobs")) is not None:
             changes |= {"logprobs": True, "top_logprobs": max(top, self.sampling.top_logprobs or 0)}
         if self.options.get("disable_thinking"):

@@ -150,18 +150,18 @@ def parse_build_wish(text: str) -> NetworkWish:
     return wish
 
 
-Asked = tuple[str | None, tuple[str, ...]]  # `network` and `allowed_hosts` of a task
+TaskNetwork = tuple[str | None, tuple[str, ...]]  # `network` and `allowed_hosts` of a task
 
 
-def narrow(asked: Asked, wish: NetworkWish) -> Asked:
+def narrow(wanted: TaskNetwork, wish: NetworkWish) -> TaskNetwork:
     """What is given of what a task asks for: never more than it asks, where it says something, and never more than is wished."""
-    network, hosts = asked
+    network, hosts = wanted
     if wish.kind == "none" or network == "none":
         return "none", ()
     if wish.kind == "task":
-        return ("none", ()) if network == "host" else asked
+        return ("none", ()) if network == "host" else wanted
     if wish.kind == "public":
-        return ("host", ()) if network is None else asked
+        return ("host", ()) if network is None else wanted
     if network != "allowlist":
         return "allowlist", wish.hosts
     theirs = [parse_rule(host) for host in hosts]

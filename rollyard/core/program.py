@@ -111,12 +111,12 @@ class ProgramCalls:
     async def exec(self, program: Command, /, **options: Unpack[ExecOptions]) -> Exit: ...
     async def exec(self, program: Program | Command, /, **options: Any) -> Exit:
         """Run a program and wait for it."""
-        asked = _as_program("exec", program, options)
-        if asked.timeout is None:
+        wanted = _as_program("exec", program, options)
+        if wanted.timeout is None:
             raise TypeError("exec needs a timeout in seconds: exec(command, timeout=60)")
-        if asked.stdin is True or asked.job_id is not None:
+        if wanted.stdin is True or wanted.job_id is not None:
             raise ConfigError("exec takes stdin as bytes and no job_id", hint="start a job with start(...)")
-        return await self._exec(asked, asked.timeout)
+        return await self._exec(wanted, wanted.timeout)
 
     @overload
     async def start(self, program: Program, /) -> Job: ...
@@ -125,13 +125,13 @@ class ProgramCalls:
     async def start(self, program: Program | Command, /, **options: Any) -> Job:
         """Start a program in the background. With a `job_id` that ran here before, the job of that name is returned and
         nothing is started."""
-        asked = _as_program("start", program, options)
-        if asked.input is not None or asked.timeout is not None or asked.max_output is not None:
+        wanted = _as_program("start", program, options)
+        if wanted.input is not None or wanted.timeout is not None or wanted.max_output is not None:
             raise ConfigError(
                 "start takes stdin=True or False, and no timeout or max_output",
                 hint="give input with Job.write, and the timeout to Job.wait",
             )
-        return await self._start(asked)
+        return await self._start(wanted)
 
 
 def _as_program(call: str, program: Program | Command, options: Mapping[str, Any]) -> Program:

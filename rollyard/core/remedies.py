@@ -47,7 +47,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "`rollyard doctor` says what is missing; use `--sandbox docker`, or ask for less with `--min-isolation`.",
     ),
     "ToolError": Remedy(
-        "A tool of yours refused a call; the agent was told its message.",
+        "A tool of yours refused a call; the agent got its message.",
         "Nothing, where that was meant. Otherwise correct the tool's function.",
     ),
     "Interrupted": Remedy(

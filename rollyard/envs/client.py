@@ -160,7 +160,7 @@ class OwnWire:
         given = {"lease_s": options.lease_s, "deadline_s": options.timeout_s, "queue_s": options.queue_s}
         try:
             self._session = await self._send("open", given, options.queue_s + options.connect_s)
-        except BaseException:  # cancelled too: nobody else holds the socket
+        except BaseException:  # cancelled too: the socket has no other owner
             await self._end()
             raise
         return self._session.get("agent_key")
@@ -321,10 +321,10 @@ async def dial(url: str, options: Options) -> Socket:
     )
 
 
-def refusal(told: Mapping[str, Any]) -> EnvError:
-    code, message = str(told.get("code")), str(told.get("message"))
+def refusal(answer: Mapping[str, Any]) -> EnvError:
+    code, message = str(answer.get("code")), str(answer.get("message"))
     kind = EnvUnavailable if code in _TRY_LATER else EpisodeLost if code == "SESSION_ERROR" else EnvError
-    return kind(f"{message}{_details(told.get('errors'))} [{code}]")
+    return kind(f"{message}{_details(answer.get('errors'))} [{code}]")
 
 
 def _details(errors: Any) -> str:

@@ -1,6 +1,6 @@
 """The client's side of OpenEnv's wire: one request, one answer, nothing in the envelope that their servers do not know.
 
-A frame that nobody asked for is never taken for an answer: between requests it is dropped, and during one only a frame of the
+A frame without a request is never taken for an answer: between requests it is dropped, and during one only a frame of the
 expected type, or an error, ends the wait. A server without a free place says so unasked on a fresh socket: the first request
 is then tried again on another one, for as long as `queue_s` says.
 """
@@ -122,13 +122,13 @@ async def _await_answer(socket: Socket, expects: str) -> dict[str, Any]:
             return frame
 
 
-def _ours(told: Mapping[str, Any]) -> dict[str, Any]:
+def _ours(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Servers before 0.4 leave metadata out; then there is none."""
-    observation: Any = told.get("observation")
+    observation: Any = answer.get("observation")
     inner = observation.get("metadata") if isinstance(observation, dict) else None
-    info: dict[str, Any] = told.get("metadata") or inner or {}
-    done, cut = bool(told.get("done")), bool(info.get("truncated"))
-    reward = told.get("reward")
+    info: dict[str, Any] = answer.get("metadata") or inner or {}
+    done, cut = bool(answer.get("done")), bool(info.get("truncated"))
+    reward = answer.get("reward")
     return {
         "observation": observation,
         "reward": None if reward is None else float(reward),

@@ -35,7 +35,7 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Env:
-    """Subclass it and write `reset` and `step`. `action` and `observation` are the types that clients are told about; an
+    """Subclass it and write `reset` and `step`. `action` and `observation` are the types that clients see; an
     action is converted to its type before `step` sees it. `splits` are the tasks that clients may look through, by name;
     one of them is chosen by `options={"split": NAME, "index": N}` of `reset`. A step that takes long may say
     `await self.report_progress(done, total, message)`. `max_sessions` is how many may live in one server, whatever its

@@ -97,7 +97,7 @@ def _path(
     kind: str = "application/json",
 ) -> dict[str, Any]:
     refused = {"description": "refused, with the reason", "content": {"application/json": {"schema": REFUSAL}}}
-    told: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "responses": {
             "200": {"description": "OK", "content": {kind: {"schema": answer or {"type": "string"}}}},
             "default": refused,
@@ -108,8 +108,8 @@ def _path(
         ],
     }
     if body is not None:
-        told["requestBody"] = {"required": False, "content": {"application/json": {"schema": body}}}
-    return {method: told}
+        operation["requestBody"] = {"required": False, "content": {"application/json": {"schema": body}}}
+    return {method: operation}
 
 
 def _tasks(fields: dict[str, Any], required: list[str] | None = None) -> dict[str, Any]:

@@ -69,12 +69,12 @@ async def serve_rpc_socket(peer: WebSocketPeer, sessions: Sessions) -> None:
 
 
 async def _session(peer: WebSocketPeer, sessions: Sessions) -> tuple[EnvSession, bool]:
-    asked = peer.query("session_id")
-    session = await sessions.open() if asked is None else await sessions.find(asked)
+    session_id = peer.query("session_id")
+    session = await sessions.open() if session_id is None else await sessions.find(session_id)
     if session.attached:
         raise EnvRefused("SESSION_ERROR", "the session has a connection already")
     sessions.attach(session)
-    return session, asked is None
+    return session, session_id is None
 
 
 async def _answer(session: EnvSession, text: str | bytes) -> bytes | None:
@@ -136,8 +136,8 @@ def to_observation(result: Mapping[str, Any]) -> dict[str, Any]:
     done = bool(result.get("terminated") or result.get("truncated"))
     if own is None or isinstance(own, dict):
         observation["metadata"] = metadata
-    told = {"observation": observation, "reward": result.get("reward"), "done": done}
-    return told | ({"metadata": metadata} if metadata else {})
+    answer = {"observation": observation, "reward": result.get("reward"), "done": done}
+    return answer | ({"metadata": metadata} if metadata else {})
 
 
 def tool_result(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,8 +181,8 @@ def rpc_result(request: Mapping[str, Any], result: Any) -> dict[str, Any]:
 
 
 def rpc_error(request: Mapping[str, Any], error: EnvRefused) -> dict[str, Any]:
-    told = {"code": RPC_CODES.get(error.code, -32000), "message": error.message, "data": {"code": error.code}}
-    return {"jsonrpc": "2.0", "id": request.get("id"), "error": told}
+    fields = {"code": RPC_CODES.get(error.code, -32000), "message": error.message, "data": {"code": error.code}}
+    return {"jsonrpc": "2.0", "id": request.get("id"), "error": fields}
 
 
 def _object(text: str | bytes) -> dict[str, Any]:

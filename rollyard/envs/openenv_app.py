@@ -32,7 +32,7 @@ def create_app(
     mode: str | None = None,
     key: str | None = None,
 ) -> EnvServer:
-    """Of a `concurrency_config`, `session_timeout` is how long a session that nobody holds lives; one that is held is never
+    """Of a `concurrency_config`, `session_timeout` is how long a session without a client lives; one that is held is never
     taken away here. Without either one session lives at a time, as there. `key` is ours: callers must send it. Without one
     any client that reaches the port can step, as there."""
     if max_concurrent_envs is not None and concurrency_config is not None:

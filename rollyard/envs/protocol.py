@@ -45,8 +45,8 @@ class OpenFrame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for name in ("lease_s", "deadline_s", "queue_s"):
-            asked = getattr(self, name)
-            if asked is not None and not 0 <= asked < float("inf"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < float("inf"):
                 raise ValueError(f"{name} must be a number of at least 0")
 
 
@@ -124,22 +124,22 @@ class EnvConnection:
 
     async def _open(self, given: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            asked = msgspec.convert(given, OpenFrame)
+            frame = msgspec.convert(given, OpenFrame)
         except msgspec.ValidationError as error:
             raise EnvRefused("VALIDATION_ERROR", str(error)) from error
         if self._session is not None or self._opening:
             raise EnvRefused("SESSION_ERROR", "this connection has a session")
         self._opening = True
         try:
-            if asked.session is not None:
-                return await self._reopen(asked.session, asked.lease or "")
+            if frame.session is not None:
+                return await self._reopen(frame.session, frame.lease or "")
             session = await self._sessions.open(
-                lease_s=asked.lease_s, deadline_s=asked.deadline_s, queue_s=asked.queue_s
+                lease_s=frame.lease_s, deadline_s=frame.deadline_s, queue_s=frame.queue_s
             )
         finally:
             self._opening = False
-        told = self._hold(session) | {"lease": session.lease}
-        return told | ({"agent_key": session.agent_key} if self._agent_keys else {})
+        answer = self._hold(session) | {"lease": session.lease}
+        return answer | ({"agent_key": session.agent_key} if self._agent_keys else {})
 
     async def _reopen(self, session_id: str, lease: str) -> dict[str, Any]:
         session = await self._sessions.find(session_id)
@@ -165,8 +165,8 @@ class EnvConnection:
         return {}
 
     def _progress(self, name: str | None, done: float, total: float | None, message: str | None) -> None:
-        told = {"event": "progress", "id": name, "done": done, "total": total, "message": message}
-        self._peer.send(msgspec.json.encode(told))
+        frame = {"event": "progress", "id": name, "done": done, "total": total, "message": message}
+        self._peer.send(msgspec.json.encode(frame))
 
     async def _beat(self) -> None:
         while True:
@@ -180,5 +180,5 @@ class EnvConnection:
             self._peer.send(b'{"id":%b,"ok":%b}' % (msgspec.json.encode(name), answer.raw))
 
     def _refuse(self, name: str | None, error: EnvRefused) -> None:
-        told: dict[str, Any] = {"error": {"code": error.code, "message": error.message}}
-        self._peer.send(msgspec.json.encode(told if name is None else {"id": name, **told}))
+        frame: dict[str, Any] = {"error": {"code": error.code, "message": error.message}}
+        self._peer.send(msgspec.json.encode(frame if name is None else {"id": name, **frame}))

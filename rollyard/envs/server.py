@@ -175,8 +175,8 @@ class EnvServer:
         return Response(write_metrics(env_metrics(self._sessions)), media_type="text/plain; version=0.0.4")
 
     async def _metadata(self, request: Request) -> Any:
-        told = dict.fromkeys(("readme_content", "version", "author", "documentation_url"))
-        return {"name": self.name, "description": (self.kind.__doc__ or self.name).strip(), **told}
+        metadata = dict.fromkeys(("readme_content", "version", "author", "documentation_url"))
+        return {"name": self.name, "description": (self.kind.__doc__ or self.name).strip(), **metadata}
 
     async def _schema(self, request: Request) -> Any:
         action, observation = (getattr(self.kind, n, dict[str, Any]) for n in ("action", "observation"))
@@ -201,11 +201,11 @@ class EnvServer:
         return [{"session": s.id, "live": s.live, "lease_s": s.lease_s} for s in self._sessions.active]
 
     async def _open(self, request: Request) -> Any:
-        asked = await _body(request)
-        numbers = {k: number(asked, k) for k in ("lease_s", "deadline_s")}
-        session = await self._sessions.open(**numbers, queue_s=number(asked, "queue_s") or 0.0)
-        told = {"session": session.id, "lease_s": session.lease_s, "deadline_s": session.deadline_s}
-        return told | ({"agent_key": session.agent_key} if self._key is not None else {})
+        body = await _body(request)
+        numbers = {k: number(body, k) for k in ("lease_s", "deadline_s")}
+        session = await self._sessions.open(**numbers, queue_s=number(body, "queue_s") or 0.0)
+        answer = {"session": session.id, "lease_s": session.lease_s, "deadline_s": session.deadline_s}
+        return answer | ({"agent_key": session.agent_key} if self._key is not None else {})
 
     async def _end(self, request: Request) -> Any:
         await self._sessions.close(await self._sessions.find(request.path_params["id"]))

@@ -52,7 +52,7 @@ class SessionObserver(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EnvSession:
-    """`lease` and `agent_key` are told once, when it opens; what is kept are their hashes. `left` is what a killed server's
+    """`lease` and `agent_key` are returned once, when it opens; only their hashes are kept. `left` is what a killed server's
     journal has of it."""
 
     def __init__(
@@ -71,7 +71,7 @@ class EnvSession:
         self.lease_s, self.deadline_s = terms.lease_s, terms.deadline_s
         self.attached = 0  # connections that hold it; an old one may be noticed dead after a new one came
         self.closed = False
-        self.heard: Heard | None = None  # what is told of progress
+        self.heard: Heard | None = None  # called with progress
         self._clock = clock
         self.used_at = clock()
         self.toolset = _toolset_of(env)
@@ -211,7 +211,7 @@ class EnvSession:
                     span.mark_found(code=answer.code, step=self._steps)
                 watch.counters.count_move(move, answer.code, time.perf_counter() - began)
         except asyncio.CancelledError:
-            # the session's own cancel(): nobody else holds this task, so the cancellation ends here as an answer
+            # the session's own cancel(): this task has no other owner, so the cancellation ends here as an answer
             self._broken = True
             answer = EnvResult(error=EnvRefused("CANCELLED", f"{move} was cancelled"))
             watch.counters.count_move(move, "CANCELLED", 0.0)
@@ -316,7 +316,7 @@ class EnvSession:
             self.heard(self._running_id, done, total, message)
 
     def _keep(self, journal: SessionJournal, request_id: str | None, answer: EnvResult) -> None:
-        """A session that cannot be put back is not kept: then it is lost with its server, and its client is told so."""
+        """A session that cannot be put back is not kept: then it is lost with its server, and its client gets an error."""
         if self._leaving:
             return  # what is kept stands: a move that the shutdown cut off is sent again
         try:

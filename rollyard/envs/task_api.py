@@ -41,20 +41,20 @@ class TaskApi:
         self._check(env)
         allowed = {"task": {"index"}, "task_range": {"start", "stop"}}.get(verb, set[str]())
         try:
-            asked = msgspec.convert(body, TaskQuery)
+            query = msgspec.convert(body, TaskQuery)
         except msgspec.ValidationError as error:
             raise EnvRefused("VALIDATION_ERROR", str(error)) from error
         if extra := sorted(set(body) - allowed - {"split"}):
             raise EnvRefused("VALIDATION_ERROR", f"unknown keys: {', '.join(extra)}")
-        if asked.split not in self._splits:
-            raise EnvRefused("BAD_INDEX", f"there is no split {asked.split[:40]!r}")
-        tasks = self._splits[asked.split]
+        if query.split not in self._splits:
+            raise EnvRefused("BAD_INDEX", f"there is no split {query.split[:40]!r}")
+        tasks = self._splits[query.split]
         if verb == "num_tasks":
             return {"num_tasks": len(tasks)}
         if verb == "task":
-            return {"task": _one(tasks, asked.index)}
+            return {"task": _one(tasks, query.index)}
         if verb == "task_range":
-            return {"tasks": _plain(list(tasks[asked.start : asked.stop]))}
+            return {"tasks": _plain(list(tasks[query.start : query.stop]))}
         return {"tasks": _plain(list(tasks)), "env_name": self._name}
 
     def _check(self, env: str) -> None:

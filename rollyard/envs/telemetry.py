@@ -30,7 +30,7 @@ _NAME = "rollyard.envs"
 
 
 class Telemetry:
-    """`fields` are told with everything, such as the environment's name."""
+    """`fields` are added to every event, such as the environment's name."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields

@@ -96,34 +96,34 @@ class Admin:
         self._log = log
 
     async def create(self, request: Request) -> Response:
-        asked = await read_body(request, NewSession)
-        if asked.eval_sampling is not None and asked.purpose != "eval":
+        wanted = await read_body(request, NewSession)
+        if wanted.eval_sampling is not None and wanted.purpose != "eval":
             raise OperatorRefused(400, "eval_sampling goes with purpose=eval")
-        if asked.api_key is not None and asked.llm_url is None:
+        if wanted.api_key is not None and wanted.llm_url is None:
             raise OperatorRefused(400, "api_key goes with llm_url")
-        sampling = asked.eval_sampling if asked.purpose == "eval" and asked.eval_sampling else asked.sampling
+        sampling = wanted.eval_sampling if wanted.purpose == "eval" and wanted.eval_sampling else wanted.sampling
         options: dict[str, Any] = {
-            "base_url": asked.llm_url,
-            "model": asked.model,
-            "api_key": asked.api_key,
+            "base_url": wanted.llm_url,
+            "model": wanted.model,
+            "api_key": wanted.api_key,
             "sampling": sampling,
-            "max_tokens_cap": asked.max_tokens_cap,
-            "disable_thinking": asked.disable_thinking,
+            "max_tokens_cap": wanted.max_tokens_cap,
+            "disable_thinking": wanted.disable_thinking,
         }
         budget = Budget(
-            calls=asked.max_model_calls or None,  # there, 0 means no bound
-            prompt_tokens=asked.max_prompt_tokens,
-            completion_tokens=asked.max_completion_tokens,
-            wall_s=asked.max_wall_s,
-            concurrent=asked.max_concurrent or Budget().concurrent,
+            calls=wanted.max_model_calls or None,  # there, 0 means no bound
+            prompt_tokens=wanted.max_prompt_tokens,
+            completion_tokens=wanted.max_completion_tokens,
+            wall_s=wanted.max_wall_s,
+            concurrent=wanted.max_concurrent or Budget().concurrent,
         )
         session = await self._gate.open_session(
-            asked.session_id or new_id("ro"),
+            wanted.session_id or new_id("ro"),
             budget=budget,
             settings={k: v for k, v in options.items() if v is not None},
-            metadata={**(asked.metadata or {}), "purpose": asked.purpose},
+            metadata={**(wanted.metadata or {}), "purpose": wanted.purpose},
         )
-        level = getattr(session.policy, "level", None) if asked.llm_url is None else None
+        level = getattr(session.policy, "level", None) if wanted.llm_url is None else None
         root = self._root(request)
         return as_json(
             {
@@ -133,10 +133,10 @@ class Admin:
                 "root_url": root,
                 "mcp_url": f"{root}/mcp",
                 "capture_level": level,
-                "rollout_type": asked.purpose if asked.purpose != "auto" else _type_of(level),
-                "max_model_calls": asked.max_model_calls or 0,
-                "llm_url": asked.llm_url,
-                "model": asked.model,
+                "rollout_type": wanted.purpose if wanted.purpose != "auto" else _type_of(level),
+                "max_model_calls": wanted.max_model_calls or 0,
+                "llm_url": wanted.llm_url,
+                "model": wanted.model,
             }
         )
 
@@ -157,11 +157,11 @@ class Admin:
 
     async def supply(self, request: Request) -> Response:
         given = await read_body(request, SuppliedSecret)
-        asked = request.path_params["session_id"]
-        if asked not in self._gate.sessions:
+        session_id = request.path_params["session_id"]
+        if session_id not in self._gate.sessions:
             raise OperatorRefused(404, "unknown session")
         try:
-            session = self._gate.supply(asked, api_key=given.api_key)
+            session = self._gate.supply(session_id, api_key=given.api_key)
         except ConfigError as error:
             raise OperatorRefused(409, error.message) from error
         return as_json(_summary(session))

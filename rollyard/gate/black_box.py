@@ -91,7 +91,7 @@ async def relay(
 
 
 class Relay:
-    """One call that passes through. Its status is committed before its first byte leaves; how it ended is told to the session,
+    """One call that passes through. Its status is committed before its first byte leaves; its end is reported to the session,
     by which the rollout says whose failure it was."""
 
     def __init__(self, calls: Calls, session: Session, route: Route, exchange: Exchange) -> None:

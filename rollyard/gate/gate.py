@@ -26,9 +26,16 @@ from rollyard.gate.keys import KeyRing, check_key, key_hash, new_key
 from rollyard.gate.limits import Budget, GateLimits, Tls
 from rollyard.gate.listener import GateListener, accept
 from rollyard.gate.metrics import GateCounters
-from rollyard.gate.own_parts import OwnParts, changed_tools, describe_parts, describe_policy, list_tools, missing_parts
 from rollyard.gate.processes import CLIENT, SIBLING, UNIX_CLIENT, GateProcess
 from rollyard.gate.session import Session, SessionPlan
+from rollyard.gate.session_parts import (
+    OwnParts,
+    changed_tools,
+    describe_parts,
+    describe_policy,
+    list_tools,
+    missing_parts,
+)
 from rollyard.net.asgi import App, Mounted
 from rollyard.net.binding import LOOPBACK, http_url, listen_unix
 from rollyard.net.movable_connection import Received, adopt_connection
@@ -420,7 +427,7 @@ class Gate:
         api_key: str | None = None,
     ) -> Session:
         """Give a session back what a restart took from it and no log can keep; `Session.missing` names it. What it does not
-        lack is refused, and so are tools that the agent was told of otherwise."""
+        lack is refused, and so are tools that the agent was described otherwise."""
         session = self.sessions.get(rollout_id)
         if session is None:
             raise ConfigError(f"no open session of rollout {rollout_id}")

@@ -89,8 +89,8 @@ class JoinedOperator:
     # -- the admin's
 
     async def create(self, request: Request) -> Response:
-        asked = await read_body(request, NewSession)
-        rollout_id = asked.session_id or self._process.new_rollout_id()
+        wanted = await read_body(request, NewSession)
+        rollout_id = wanted.session_id or self._process.new_rollout_id()
         body = msgspec.json.encode({**msgspec.json.decode(await request.body() or b"{}"), "session_id": rollout_id})
         host = request.headers.get("host", "")
         sent = write_request("POST", "/sessions", self._admin_key, body, host=host)

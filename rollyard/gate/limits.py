@@ -31,7 +31,7 @@ class GateLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     queue: int = 256  # calls of one rollout that may wait for their turn
     connections: int = 512  # on one sandbox's listener
     replays: int = 64  # answers of one rollout kept for a reader that comes back
-    closed_keys: int = 65_536  # keys of closed rollouts that are remembered, so that a late call is told so
+    closed_keys: int = 65_536  # keys of closed rollouts that are remembered, so that a late call gets that answer
     tick_s: float = 1.0
 
 

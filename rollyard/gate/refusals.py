@@ -1,8 +1,8 @@
 """From an error to what an agent may see of it.
 
-An agent is told a status, a code and a generic sentence. What the upstream or the trainer said stays in the log under the
+An agent gets a status, a code and a generic sentence. What the upstream or the trainer said stays in the log under the
 id that the sentence carries: their words can hold addresses, keys, names of models and of people. One thing is said on
-purpose: that the context is full, because agents compact their history when they are told so.
+purpose: that the context is full, because agents compact their history when they learn it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ BUSY_CODE = "overloaded_error"
 
 
 def refusal_of(error: BaseException, dialect: Dialect, *, rollout_id: str, call_id: str) -> GateRefusal:
-    """What the agent is told; the rest goes to the log."""
+    """What the agent gets; the rest goes to the log."""
     if isinstance(error, Busy):
         return GateRefusal(status=503, code=BUSY_CODE, message="the gate is busy", retry_after=error.retry_after)
     if isinstance(error, GateError):

@@ -135,9 +135,9 @@ def _turn(
         "error": record.error,
     }
     if requests is not None:
-        asked = requests.get(record.id, {})
-        turn["request_messages"] = asked.get("messages", [])
-        turn["request_tools"] = asked.get("tools", [])
+        request = requests.get(record.id, {})
+        turn["request_messages"] = request.get("messages", [])
+        turn["request_tools"] = request.get("tools", [])
         turn["response_message"] = None if answer is None else chat_messages((answer.message,))[0]
     return turn
 

@@ -19,9 +19,9 @@ from rollyard.gate.classify import Shape
 from rollyard.gate.fairness import Lane
 from rollyard.gate.keys import key_hash
 from rollyard.gate.limits import Budget
-from rollyard.gate.own_parts import SECRETS, OwnParts, SessionIncomplete
 from rollyard.gate.pending import Turns
 from rollyard.gate.refusals import StopReason
+from rollyard.gate.session_parts import SECRETS, OwnParts, SessionIncomplete
 from rollyard.trajectory.trajectory import Trajectory
 from rollyard.wire.server_tools import ServerToolRefused, refuse_server_tools
 
@@ -194,9 +194,9 @@ class Session:
     def tasks(self) -> tuple[asyncio.Task[Any], ...]:
         return (*self._tasks, *(turn.task for turn in self.turns.live if turn.task is not None))
 
-    def model(self, asked: str | None) -> str:
+    def model(self, requested: str | None) -> str:
         """The one model an agent may see."""
-        return asked or str(self.settings.get("model") or "policy")
+        return requested or str(self.settings.get("model") or "policy")
 
     def find_spent(self) -> str | None:
         """The part of the budget that is used up, or None."""

@@ -1,4 +1,4 @@
-"""Unpacking a tar that nobody vouches for into a directory.
+"""Unpacking an untrusted tar into a directory.
 
 No member leaves the directory: names are cleaned, and links met on the way to a member are followed as the image itself
 would follow them, with the directory as `/`. Device nodes and pipes are left out. Hard links stay hard links. The number of
@@ -122,14 +122,14 @@ def _damage_named() -> Generator[None]:
     try:
         yield
     except (tarfile.TarError, EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-        raise _damaged(error) from error
+        raise _damage_error(error) from error
     except OSError as error:
         if error.errno is not None:
             raise
-        raise _damaged(error) from error  # bz2 says it like this
+        raise _damage_error(error) from error  # bz2 says it like this
 
 
-def _damaged(error: Exception) -> ConfigError:
+def _damage_error(error: Exception) -> ConfigError:
     hint = "a rootfs tar, `docker save` or OCI archive is wanted"
     return ConfigError(f"not a tar that can be read: {error}", hint=hint)
 

@@ -24,7 +24,7 @@ from rollyard.core.sandbox import DEFAULT_PATH, SandboxSpec, is_path
 from rollyard.core.scratch import async_scratch
 from rollyard.images import dockerfile, dockerfile_words
 from rollyard.images.build_context import Context
-from rollyard.images.build_copy import CopyInstruction, assemble, copy_key, fetch, put
+from rollyard.images.build_copy import CopyInstruction, assemble, copy_key, fetch, upload_tree
 from rollyard.images.build_types import (
     BuildCache,
     BuildOptions,
@@ -322,10 +322,10 @@ class _StageRun:
         async def run(sandbox: Sandbox) -> None:
             for path in scratch:
                 await sandbox.mkdir(path)
-            told = await find_usable(self.builder.options.env, sandbox)
+            mirrors = await find_usable(self.builder.options.env, sandbox)
             done = await sandbox.exec(
                 command,
-                env={**told, **env},
+                env={**mirrors, **env},
                 cwd=built.workdir,
                 user=built.user,
                 timeout=max(1.0, self.builder.deadline.left),
@@ -375,7 +375,7 @@ class _StageRun:
         async def copy(sandbox: Sandbox) -> None:
             async with async_scratch("copy") as folder:
                 tree = await anyio.to_thread.run_sync(assemble, request, context, folder)
-                await put(sandbox, tree, request, max(1.0, self.builder.deadline.left))
+                await upload_tree(sandbox, tree, request, max(1.0, self.builder.deadline.left))
 
         await self._state(item, ("copy", key, request.target, request.chown or "", request.chmod or ""), copy)
 
@@ -385,7 +385,7 @@ class _StageRun:
                 tree, key = await fetch(request, other, folder)
 
             async def copy(sandbox: Sandbox) -> None:
-                await put(sandbox, tree, request, max(1.0, self.builder.deadline.left))
+                await upload_tree(sandbox, tree, request, max(1.0, self.builder.deadline.left))
 
             identity = ("fetch", key, tree.target, str(tree.into), request.chown or "", request.chmod or "")
             await self._state(item, identity, copy)

@@ -62,7 +62,7 @@ class CopyTree(msgspec.Struct, frozen=True, kw_only=True):
 def copy_key(request: CopyInstruction, context: Context) -> str:
     """A hash of what the instruction copies out of the build folder and here-documents, found without copying any of it: an
     archive counts by its bytes."""
-    exclude = _excluded(request)
+    exclude = _exclude_patterns(request)
     parts = [request.words[-1], *exclude]
     for entry in _find(request, context):
         kind = "archive" if _extracts(request, entry) else "folder" if entry.path.is_dir() else "file"
@@ -73,7 +73,7 @@ def copy_key(request: CopyInstruction, context: Context) -> str:
     return hashlib.sha256("".join(f"{len(part)} {part}" for part in parts).encode()).hexdigest()
 
 
-def _excluded(request: CopyInstruction) -> list[str]:
+def _exclude_patterns(request: CopyInstruction) -> list[str]:
     return [value for name, value in request.item.flags if name == "exclude"]
 
 
@@ -101,7 +101,7 @@ def _here_documents(request: CopyInstruction) -> list[tuple[str, str]]:
 def assemble(request: CopyInstruction, context: Context, scratch: Path) -> CopyTree:
     """A tree out of the build folder and here-documents."""
     item, target = request.item, request.target
-    found, exclude = _find(request, context), _excluded(request)
+    found, exclude = _find(request, context), _exclude_patterns(request)
     single = len(found) + len(item.heredocs) == 1 and not target.endswith("/") and request.words[-1] not in (".", "..")
     unpacked = False
     for entry in found:
@@ -168,7 +168,7 @@ def _finish(request: CopyInstruction, scratch: Path, into: bool | None) -> CopyT
     return CopyTree(root=scratch, target=request.target.rstrip("/") or "/", into=into)
 
 
-async def put(sandbox: Sandbox, tree: CopyTree, request: CopyInstruction, timeout: float) -> None:
+async def upload_tree(sandbox: Sandbox, tree: CopyTree, request: CopyInstruction, timeout: float) -> None:
     """Lay the tree into the sandbox, owned by root or by `--chown`."""
     root, target = tree.root, tree.target
     if tree.into is None and not await _is_folder(sandbox, target):

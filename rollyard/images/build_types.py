@@ -129,8 +129,8 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     """`network` is what RUN commands may reach; `env` is for them alone, and is in no image and no key; `timeout_s` covers the
-    whole build. `may_open` raises for an image that the author of the Dockerfile may not open. `say` is told each instruction and
-    all that its command printed."""
+    whole build. `may_open` raises for an image that the author of the Dockerfile may not open. `say` is called with each
+    instruction and all that its command printed."""
 
     dockerfile: str = "Dockerfile"
     args: Mapping[str, str] = {}

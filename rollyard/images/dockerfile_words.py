@@ -72,7 +72,7 @@ def _variable(rest: str, values: Mapping[str, str], escape: str) -> tuple[str, i
     if not rest.startswith("{"):
         match = _NAME.match(rest)
         return (values.get(match[0], ""), match.end()) if match else ("$", 0)
-    end = _closing(rest)
+    end = _find_closing(rest)
     match = _BRACED.fullmatch(rest[1:end])
     if match is None:
         raise ValueError(f"${rest[: end + 1]} is a form of substitution that is not supported")
@@ -88,7 +88,7 @@ def _variable(rest: str, values: Mapping[str, str], escape: str) -> tuple[str, i
     return value or "", end + 1
 
 
-def _closing(rest: str) -> int:
+def _find_closing(rest: str) -> int:
     depth = 0
     for at, char in enumerate(rest):
         depth += (char == "{") - (char == "}")

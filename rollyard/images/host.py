@@ -3,7 +3,7 @@
 Shown are `/usr` (with a private overlay over it), interpreters that live elsewhere (read-only, at their own path), what is
 mounted below these (read-only), and a synthesised skeleton with the few files of `/etc` that programs need. Not shown,
 because they are not on the list: homes, the project, `/etc/shadow`, keys, volumes mounted elsewhere. A deny-list would be
-wrong the day somebody mounts a disk.
+wrong as soon as a disk is mounted.
 """
 
 from __future__ import annotations

@@ -69,11 +69,11 @@ async def find_python(want: str | None) -> HostPython:
     """The interpreter of this machine that answers to `want` (`3.12`), or the one that runs this."""
     for candidate in _python_candidates(want):
         try:
-            asked = await _ask(candidate)
+            answer = await _ask(candidate)
         except Error:  # a shim without its version, a broken link: the next one may do
             continue
-        if want is None or asked.version == want or asked.short == want:
-            return asked
+        if want is None or answer.version == want or answer.short == want:
+            return answer
     raise ConfigError(f"no Python {want or ''} on this machine", hint=f"install python{want or '3'}, then try again")
 
 

@@ -215,8 +215,8 @@ class Layers:
 
 
 def _key(spec: LayerSpec) -> str:
-    asked: list[Any] = [FORMAT, spec, platform.machine()]
-    return hashlib.sha256(msgspec.json.encode([*asked, *_content(spec)])).hexdigest()[:24]
+    parts: list[Any] = [FORMAT, spec, platform.machine()]
+    return hashlib.sha256(msgspec.json.encode([*parts, *_content(spec)])).hexdigest()[:24]
 
 
 def _content(spec: LayerSpec) -> list[str]:

@@ -1,6 +1,6 @@
 """The package mirrors that this machine's pip and npm are set up for, as variables for the commands of a build.
 
-A build that may reach the mirror's host is told of it, so that `RUN pip install` goes where the user's own would. A URL with a
+A build that may reach the mirror's host gets its address, so that `RUN pip install` goes where the user's own would. A URL with a
 password in it stays here.
 """
 
@@ -35,8 +35,8 @@ def find_mirrors(allows: Allows, environ: Mapping[str, str] = os.environ, root: 
     home = Path(environ.get("HOME") or "/root")
     found = {**_read_pip(root, home, environ), **_read_npm(root, home, environ)}
     files = {name: found.pop(name) for name in FILES if name in found}
-    told = {name: " ".join(url for url in value.split() if _may_tell(url, allows)) for name, value in found.items()}
-    return {name: value for name, value in (told | files).items() if value}
+    usable = {name: " ".join(url for url in value.split() if _may_tell(url, allows)) for name, value in found.items()}
+    return {name: value for name, value in (usable | files).items() if value}
 
 
 def _read_pip(root: Path, home: Path, environ: Mapping[str, str]) -> dict[str, str]:

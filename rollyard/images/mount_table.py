@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 PLACE = "/proc/self/mountinfo"
-# Views of the machine, not files: they are never shown, wherever somebody mounted them.
+# Views of the machine, not files: they are never shown, wherever they are mounted.
 VIEWS = frozenset({
     "autofs", "binfmt_misc", "bpf", "cgroup", "cgroup2", "configfs", "debugfs", "devpts", "devtmpfs", "efivarfs", "fusectl",
     "mqueue", "nsfs", "proc", "pstore", "rpc_pipefs", "securityfs", "selinuxfs", "sysfs", "tracefs",

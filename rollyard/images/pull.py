@@ -69,7 +69,7 @@ class PulledImage(msgspec.Struct, frozen=True, kw_only=True):
     fetched_bytes: int
 
 
-Told = Callable[[PullProgress], None]
+OnProgress = Callable[[PullProgress], None]
 
 
 async def pull(
@@ -79,7 +79,7 @@ async def pull(
     *,
     platform: Platform | None = None,
     timeout_s: float = PULL_TIMEOUT_S,
-    told: Told | None = None,
+    on_progress: OnProgress | None = None,
 ) -> PulledImage:
     """The image, with all its layers in the store; its record is not kept yet."""
     endpoints = registries.endpoints(reference)
@@ -95,7 +95,7 @@ async def pull(
                     await stack.enter_async_context(RegistryClient(endpoint, reference, registries))
                     for endpoint in endpoints
                 ]
-                return await _Pull(stacks, clients, platform or this_platform(), timeout_s, told).run()
+                return await _Pull(stacks, clients, platform or this_platform(), timeout_s, on_progress).run()
     except TimeoutError:
         raise SandboxUnavailable(
             f"{reference.text} was not pulled within {timeout_s:g} s",
@@ -105,11 +105,16 @@ async def pull(
 
 class _Pull:
     def __init__(
-        self, stacks: Stacks, clients: list[RegistryClient], platform: Platform, timeout_s: float, told: Told | None
+        self,
+        stacks: Stacks,
+        clients: list[RegistryClient],
+        platform: Platform,
+        timeout_s: float,
+        on_progress: OnProgress | None,
     ) -> None:
         self._stacks, self._clients, self._platform = stacks, clients, platform
         self._reference = clients[0].reference
-        self._timeout_s, self._told = timeout_s, told
+        self._timeout_s, self._on_progress = timeout_s, on_progress
         self._places = anyio.CapacityLimiter(DOWNLOADS)
         self._have: dict[str, int] = {}
         self._total = self._done = self._layers = 0
@@ -186,7 +191,7 @@ class _Pull:
             )
 
     async def _layer(self, diff_id: str, blob: Descriptor) -> None:
-        """One layer: waits for another process that has it in hand, and then finds it here."""
+        """One layer: waits for another process that is fetching it, and then finds it here."""
         locks = private_dir(self._stacks.root / "locks")
         async with self._places, hold_lock_async(locks / f"layer-{diff_id}", self._timeout_s):
             if not self._stacks.has(diff_id):
@@ -214,15 +219,15 @@ class _Pull:
     async def _ask(self, ask: Callable[[RegistryClient], Awaitable[T]]) -> T:
         """Of the first server that has an answer, which is asked first from then on. A mirror that lies is an error."""
         reasons: list[str] = []
-        asked = list(self._clients)
-        for client in asked:
+        clients = list(self._clients)
+        for client in clients:
             try:
                 answer = await ask(client)
             except (SandboxUnavailable, ImageNotPulled) as error:
                 if isinstance(error, ImageNotPulled) and error.status is None:
                     raise
                 reasons.append(error.message)
-                if client is asked[-1]:
+                if client is clients[-1]:
                     raise _with_reasons(error, reasons[:-1]) from error
                 continue
             self._clients.sort(key=lambda one: one is not client)
@@ -234,8 +239,8 @@ class _Pull:
         self._tell()
 
     def _tell(self) -> None:
-        if self._told is not None:
-            self._told(PullProgress(sum(self._have.values()), self._total, self._done, self._layers))
+        if self._on_progress is not None:
+            self._on_progress(PullProgress(sum(self._have.values()), self._total, self._done, self._layers))
 
 
 def _as_config(data: bytes, name: str) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Registries(msgspec.Struct, frozen=True, kw_only=True):
     allowed: tuple[RegistryRule, ...] = ()
     mirrors: Mapping[str, tuple[str, ...]] = {}
 
-    def naming(self, rule: RegistryRule) -> Registries:
+    def with_registry(self, rule: RegistryRule) -> Registries:
         """With one more registry that may be asked, before the others."""
         return msgspec.structs.replace(self, allowed=(rule, *self.allowed))
 
@@ -128,7 +128,7 @@ def parse_registry(text: str) -> RegistryRule:
     return RegistryRule(rule, scheme == "https" if separator else not _is_loopback(rule.host))
 
 
-def named_by_user(reference: ImageReference, *, secure: bool | None = None) -> RegistryRule:
+def rule_for_reference(reference: ImageReference, *, secure: bool | None = None) -> RegistryRule:
     """The registry of a reference that the user typed: at whatever address it is."""
     host, port = split_registry(reference.registry)
     secure = not _is_loopback(host) if secure is None else secure

@@ -64,7 +64,7 @@ def parse_challenge(header: str) -> Challenge | None:
 
 
 async def find_credentials(account: str) -> RegistryCredentials | None:
-    """What the user is known by at a registry (HOST[:PORT]); None for nobody."""
+    """The user's account at a registry (HOST[:PORT]); None where there is none."""
     config, where = await anyio.to_thread.run_sync(_read_config)
     keys = _HUB_KEYS if account == DOCKER_HUB else (account, f"https://{account}", f"http://{account}")
     helpers = _table(config, "credHelpers")

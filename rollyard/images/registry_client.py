@@ -102,26 +102,26 @@ class RegistryClient:
             raise self._wrong_bytes("configuration", blob.digest, found)
         return data
 
-    async def fetch(self, blob: Descriptor, path: Path, told: Callable[[int], None]) -> None:
+    async def fetch(self, blob: Descriptor, path: Path, on_progress: Callable[[int], None]) -> None:
         """A blob into a file. What is there already is taken as its beginning, so that a broken download goes on where it
-        broke; `told` hears how many bytes are there."""
+        broke; `on_progress` is given the number of bytes so far."""
         begun = _size(path) > 0
-        await self._fetch_all(blob, path, told)
+        await self._fetch_all(blob, path, on_progress)
         found = await anyio.to_thread.run_sync(_digest_of, path)
         if found != blob.digest and begun:  # what another process left may be no beginning of it
             path.unlink()
-            await self._fetch_all(blob, path, told)
+            await self._fetch_all(blob, path, on_progress)
             found = await anyio.to_thread.run_sync(_digest_of, path)
         if found != blob.digest:
             path.unlink()
             raise self._wrong_bytes("layer", blob.digest, found)
 
-    async def _fetch_all(self, blob: Descriptor, path: Path, told: Callable[[int], None]) -> None:
+    async def _fetch_all(self, blob: Descriptor, path: Path, on_progress: Callable[[int], None]) -> None:
         vain = 0
         for _ in range(_MOST_ATTEMPTS):
             before = _size(path)
             try:
-                await self._fetch_rest(blob, path, told)
+                await self._fetch_rest(blob, path, on_progress)
             except SandboxUnavailable as error:
                 vain = 0 if _size(path) > before else vain + 1
                 if vain >= self._attempts:
@@ -131,7 +131,7 @@ class RegistryClient:
                 return
         raise SandboxUnavailable(f"{self._name}: the connection broke {_MOST_ATTEMPTS} times in one layer")
 
-    async def _fetch_rest(self, blob: Descriptor, path: Path, told: Callable[[int], None]) -> None:
+    async def _fetch_rest(self, blob: Descriptor, path: Path, on_progress: Callable[[int], None]) -> None:
         """One request for what is missing."""
         if (have := _size(path)) > blob.size:
             path.unlink()
@@ -157,7 +157,7 @@ class RegistryClient:
                             f"{self._name} sent more than the {blob.size:,} bytes of {blob.digest[:19]}"
                         )
                     file.write(chunk)
-                    told(have)
+                    on_progress(have)
             if have < blob.size:
                 raise SandboxUnavailable(f"{self._name}: a layer broke off after {have:,} of {blob.size:,} bytes")
         finally:
@@ -209,17 +209,17 @@ class RegistryClient:
 
     async def _get(self, url: str, headers: Mapping[str, str]) -> HttpStream:
         """The answer's head, after redirects and after giving the credentials that it asks for, once."""
-        asked = False
+        authorized = False
         for _ in range(_MAX_REDIRECTS + 2):
             own = _origin(url) == self._origin
             used = self._authorization if own else None
             sent = {"user-agent": _AGENT, **headers, **({"authorization": used} if used else {})}
             stream = await self._open(url, sent, own=own)
-            if stream.status == 401 and own and not asked:
+            if stream.status == 401 and own and not authorized:
                 challenge = parse_challenge(stream.headers.get("www-authenticate", ""))
                 await stream.aclose()
-                asked = await self._authorize(challenge, used)
-                if not asked:
+                authorized = await self._authorize(challenge, used)
+                if not authorized:
                     raise self._not_authorized(401)
             elif stream.status in _REDIRECTS and "location" in stream.headers:
                 url = urljoin(url, stream.headers["location"])

@@ -92,7 +92,7 @@ class Stacks:
             for path in (self.root / kind).glob(".*-*")
             if path.name.startswith((".new-", ".old-"))
         )
-        for part in (self.root / "downloads").glob("*"):  # of layers that nobody went on to fetch
+        for part in (self.root / "downloads").glob("*"):  # of layers whose fetch was not continued
             if part.stat().st_mtime < before:
                 part.unlink(missing_ok=True)
                 removed.append(part.name)

@@ -30,7 +30,7 @@ from rollyard.images.layers import LayerRecord, Layers
 from rollyard.images.manifests import Platform
 from rollyard.images.oci import ImageConfig
 from rollyard.images.packages import SandboxRun
-from rollyard.images.pull import PULL_TIMEOUT_S, PulledImage, Told, pull
+from rollyard.images.pull import PULL_TIMEOUT_S, OnProgress, PulledImage, pull
 from rollyard.images.reference import canonical_name, parse_reference
 from rollyard.images.registries import Registries
 from rollyard.images.rootfs import HostTree, Rootfs
@@ -108,11 +108,13 @@ class ImageStore:
         names: Sequence[str] | None = None,
         platform: Platform | None = None,
         timeout_s: float = PULL_TIMEOUT_S,
-        told: Told | None = None,
+        on_progress: OnProgress | None = None,
     ) -> PulledImage:
         """Fetch what a registry has under this reference now, and name it so, or by `names`. Layers that are here stay."""
         reference = parse_reference(image)
-        done = await pull(self._stacks, reference, registries, platform=platform, timeout_s=timeout_s, told=told)
+        done = await pull(
+            self._stacks, reference, registries, platform=platform, timeout_s=timeout_s, on_progress=on_progress
+        )
         async with hold_lock_async(self.root / "locks" / "import", IMPORT_TIMEOUT_S):
             record = self.catalog.save(done.record)
         await self.catalog.name(record.id, [image] if names is None else as_tuple(names, "names"))

@@ -1,6 +1,6 @@
 """Directory trees as values: list and hash one, copy one by hard links, give one its name in a single step.
 
-A tree gets its final name only by `rename`, so nobody ever sees half of it, and a build that dies leaves only a directory
+A tree gets its final name only by `rename`, so half of it is never visible, and a build that dies leaves only a directory
 whose name starts with a dot.
 """
 
@@ -120,7 +120,7 @@ def _link(source: str, target: str) -> None:
 
 
 def publish(built: Path, final: Path) -> Path:
-    """Give `built` its name. When somebody else was first their tree stands and ours goes."""
+    """Give `built` its name. If another process was first, its tree is kept and ours is removed."""
     try:
         built.rename(final)
     except OSError as error:

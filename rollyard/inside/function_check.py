@@ -125,10 +125,10 @@ def serve():
         message = json.loads(line)
         try:
             value = encode(_answer(message, space))
-            told = {"value": value}
+            outcome = {"value": value}
         except BaseException as error:  # noqa: BLE001 - whatever the solution raises is an answer
-            told = {"error": type(error).__name__, "message": str(error)[:2000]}
-        answers.write(json.dumps(dict(told, mark=message["mark"])).encode() + b"\n")
+            outcome = {"error": type(error).__name__, "message": str(error)[:2000]}
+        answers.write(json.dumps(dict(outcome, mark=message["mark"])).encode() + b"\n")
         answers.flush()
 
 

@@ -15,12 +15,12 @@ from typing import Any
 MOST = 65536
 
 
-def main(asked: Any) -> None:
-    body = asked["body"].encode() if asked["body"] else None
-    request = urllib.request.Request(asked["url"], body, asked["headers"], method=asked["method"])  # noqa: S310 - the caller's
+def main(plan: Any) -> None:
+    body = plan["body"].encode() if plan["body"] else None
+    request = urllib.request.Request(plan["url"], body, plan["headers"], method=plan["method"])  # noqa: S310 - the caller's
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with direct.open(request, timeout=asked["limit_s"]) as answer:
+        with direct.open(request, timeout=plan["limit_s"]) as answer:
             status, text = answer.status, answer.read(MOST)
     except urllib.error.HTTPError as error:
         status, text = error.code, error.read(MOST)

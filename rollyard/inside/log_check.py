@@ -311,7 +311,7 @@ def status_of(name, found):
     return None
 
 
-def missing(log, tests):
+def find_missing(log, tests):
     """What had to pass and did not; where `EXPECTED` is a status for each test, those that ended otherwise."""
     found = FORMATS[tests["format"]](log)
     if "EXPECTED" in tests:
@@ -378,7 +378,7 @@ if __name__ == "__main__":
         whole = file.read()
     with open(sys.argv[2], encoding="utf-8") as file:
         wanted = json.load(file)
-    lost = missing(whole, wanted)
+    lost = find_missing(whole, wanted)
     if len(sys.argv) > 3:
         with open(sys.argv[3], encoding="utf-8") as file:
             forgery = find_forgery(whole, wanted, json.loads(file.read().partition("\n")[2]))

@@ -107,7 +107,7 @@ class DecoratedFunctions:
         return {"success": True, "data": _now(made)()}
 
     def _list_functions(self) -> dict[str, Any]:
-        def told(made: Callable[..., Any], endpoint: str) -> dict[str, Any]:
+        def describe(made: Callable[..., Any], endpoint: str) -> dict[str, Any]:
             named = {name: {"type": str(one.annotation)} for name, one in inspect.signature(made).parameters.items()}
             return {
                 "name": made.__name__,
@@ -116,9 +116,11 @@ class DecoratedFunctions:
                 "parameters": named,
             }
 
-        functions = [told(made, f"/functions/{name}") for name, made in self.functions.items()]
+        functions = [describe(made, f"/functions/{name}") for name, made in self.functions.items()]
         single = {"reward": "/task/reward", "health": "/health"}
-        others = {kind: [told(self._single[kind], at)] if kind in self._single else [] for kind, at in single.items()}
+        others = {
+            kind: [describe(self._single[kind], at)] if kind in self._single else [] for kind, at in single.items()
+        }
         return {"total": len(functions) + sum(map(len, others.values())), "functions": functions, **others}
 
 
@@ -174,7 +176,7 @@ def _call(made: Callable[..., Any], body: bytes) -> Reply:
         return _reply(400, _refuse(f"{made.__name__}: {error}"))
     try:
         return _reply(200, {"success": True, "data": _now(made)(**arguments)})
-    except Exception as error:  # noqa: BLE001 - the caller is told what went wrong, whatever it was
+    except Exception as error:  # noqa: BLE001 - the caller gets the error, whatever it was
         words = str(error) if isinstance(error, ToolFailure) else f"{type(error).__name__}: {error}"
         return _reply(500, _refuse(words))
 

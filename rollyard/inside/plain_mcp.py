@@ -68,9 +68,9 @@ class Tools:
         handler = type("Handler", (_Handler,), {"tools": self, **own})
         ThreadingHTTPServer(("127.0.0.1", port), handler).serve_forever()
 
-    def answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """A JSON-RPC request's result, or its error."""
-        method, given = asked.get("method"), asked.get("params") or {}
+        method, given = request.get("method"), request.get("params") or {}
         if method == "initialize":
             wanted = given.get("protocolVersion")
             result: dict[str, Any] = {
@@ -95,7 +95,7 @@ class Tools:
             inspect.signature(self._tools[name]).bind(**arguments)
             with self._lock:
                 found = self._tools[name](**arguments)
-        except Exception as error:  # noqa: BLE001 - the caller of a tool is told what went wrong, whatever it was
+        except Exception as error:  # noqa: BLE001 - the caller of a tool gets the error, whatever it was
             words = str(error) if isinstance(error, ToolFailure) else f"{type(error).__name__}: {error}"
             return {"content": [{"type": "text", "text": words}], "isError": True}
         blocks = [_block(part) for part in (found if isinstance(found, tuple) else (found,))]
@@ -120,15 +120,15 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path != "/mcp":
             return self._page(body)
         try:
-            asked = json.loads(body)
-            assert isinstance(asked, dict)
+            request = json.loads(body)
+            assert isinstance(request, dict)
         except (ValueError, AssertionError):
             return self._send(
                 400, "application/json", b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"not JSON"}}'
             )
-        if "id" not in asked:
+        if "id" not in request:
             return self._send(202, "application/json", b"")
-        answered = {"jsonrpc": "2.0", "id": asked["id"], **self.tools.answer(asked)}
+        answered = {"jsonrpc": "2.0", "id": request["id"], **self.tools.answer(request)}
         return self._send(200, "application/json", json.dumps(answered).encode())
 
     def do_GET(self) -> None:

@@ -4,7 +4,7 @@ Code under test runs in pytest's own process. What it writes into a report, prin
 late here. When all tests are done, controls go through the same steps as the tests did: each raises an error, so that one which
 is reported as passed shows that reports, hooks or assertions were changed. The last control is that what runs a test, functions
 and hooks, is still what it was before the first line of the project's code. A test that is skipped or expected to fail by code
-that is no test is told as failed, and so is one that was collected and never ran. Every message has a key that the code under
+that is no test is reported as failed, and so is one that was collected and never ran. Every message has a key that the code under
 test was not given; code that looks for the key, or for this plugin, can still lie. Runs on old Pythons, 2.7 too, with pytest 3
 and later.
 

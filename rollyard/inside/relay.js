@@ -23,7 +23,7 @@ function filePair(dir) {
     try {
       const bell = fs.openSync(`${dir}/bell`, O_WRONLY | O_NONBLOCK);
       try { fs.writeSync(bell, "\n"); } finally { fs.closeSync(bell); }
-    } catch { /* nobody listens now; who comes next looks at the file first */ }
+    } catch { /* there is no listener now; the next one looks at the file first */ }
   };
   const tellTaken = () => {
     told = offset;

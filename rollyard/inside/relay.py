@@ -3,7 +3,7 @@
 It trusts its stdin (the host) and nothing that connects to it. It ends when its stdin ends, so it cannot outlive the host.
 With `unix:PATH` as an argument that socket takes the place of both stdin and stdout; with `files:DIR` a pair of files in that
 directory does (see filepair.py): it reads what is appended to `in`, told by the fifo `call`, and appends to `out`, telling by the
-fifo `bell`. It ends when `in` is removed or nobody has touched `alive` for two minutes.
+fifo `bell`. It ends when `in` is removed or `alive` was not touched for two minutes.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import time
 HEAD = struct.Struct(">cII")
 CREDIT = 512 * 1024
 CHUNK = 64 * 1024
-FREED = 16 * 2**20  # what was taken is told to the host in steps
+FREED = 16 * 2**20  # progress is reported to the host in steps
 LINES = "lines" in sys.argv[1:]
 SOCKET = [word for word in sys.argv[1:] if word.startswith("unix:")]  # instead of stdin and stdout
 FILES = [word for word in sys.argv[1:] if word.startswith("files:")]
@@ -144,7 +144,7 @@ async def frames(reader):
 
 
 class InsideFilePair:
-    """A reader's feed and a writer over two files that only grow. Bells wake both sides, so nobody polls."""
+    """A reader's feed and a writer over two files that only grow. Bells wake both sides, so neither polls."""
 
     def __init__(self, place, reader):
         self.place, self.reader = place, reader
@@ -212,7 +212,7 @@ class InsideFilePair:
         try:
             bell = os.open(os.path.join(self.place, "bell"), os.O_WRONLY | os.O_NONBLOCK)
         except OSError:
-            return  # nobody listens now; who comes next looks at the file first
+            return  # there is no listener now; the next one looks at the file first
         try:
             os.write(bell, b"\n")
         except OSError:

@@ -176,7 +176,7 @@ def hear(reading, key, record, ended):
         lines = (rest + data).split(b"\n")
         rest = lines.pop()
         if total > MOST:
-            record["strange"], lines = 1, []  # read on, so that nobody who writes waits for ever
+            record["strange"], lines = 1, []  # read on, so that no writer waits for ever
         for line in lines:
             note(line, key, record)
         if not data:

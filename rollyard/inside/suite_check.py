@@ -2,7 +2,7 @@
 
 `original.tar.gz` beside the plan is the tree as it should be. Its tests are run in it, and then in a copy of TREE that has these
 tests, these settings of pytest, and no others. At least one test of the plan's `finding` files must pass in the original:
-otherwise nothing here could find the fault, and nobody is judged by the rest. Runs on old Pythons.
+otherwise nothing here could find the fault, and the rest judges no one. Runs on old Pythons.
 """
 
 import hashlib

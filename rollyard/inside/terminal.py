@@ -1,6 +1,6 @@
 """A program in a terminal of its own, for a client that has no terminal: `terminal.py COLUMNS ROWS PROGRAM ARGUMENT...`.
 
-Frames come on stdin: a letter, four bytes of length, and that many bytes. `i` is what somebody types; `r` is a new size, as two
+Frames come on stdin: a letter, four bytes of length, and that many bytes. `i` is typed input; `r` is a new size, as two
 numbers of two bytes. What the terminal shows goes to stdout. It ends with its program, as that ended.
 """
 
@@ -56,7 +56,7 @@ def become(inner, argv):
 def main():
     columns, rows, argv = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     terminal, inner = pty.openpty()
-    set_size(terminal, columns, rows)  # before anybody can ask for another
+    set_size(terminal, columns, rows)  # before a client can ask for another
     child = os.fork()
     if child == 0:
         become(inner, argv)
@@ -67,7 +67,7 @@ def main():
         if terminal in ready:
             try:
                 shown = os.read(terminal, CHUNK)
-            except OSError:  # nobody has it open any more
+            except OSError:  # no process has it open any more
                 break
             if not shown:
                 break

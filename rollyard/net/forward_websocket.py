@@ -60,9 +60,9 @@ class _Inside:
 
     def __init__(self, scope: Scope, stream: ByteStream, target: Target, limits: ForwardLimits) -> None:
         self._scope, self._stream, self._target, self._limits = scope, stream, target, limits
-        asked = [Subprotocol(name) for name in scope.get("subprotocols", [])]
+        offered = [Subprotocol(name) for name in scope.get("subprotocols", [])]
         uri = parse_uri(f"ws://127.0.0.1:{target.port}{target.path.decode('ascii')}")
-        self._protocol = ClientProtocol(uri, subprotocols=asked or None, max_size=limits.max_message)
+        self._protocol = ClientProtocol(uri, subprotocols=offered or None, max_size=limits.max_message)
         self._messages = WebSocketMessages()
         self._text = False
         self._sending = asyncio.Lock()  # both directions write: messages one way, pongs the other

@@ -108,7 +108,7 @@ class LocalActions:
         try:
             await learn_model(opened, agent)
             answering = choose(options, policy=opened, agent=agent)
-        except BaseException:  # cancelled too: a policy that nobody will use is closed
+        except BaseException:  # cancelled too: an unused policy is closed
             if opened is not None:
                 await opened.aclose()
             raise

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from rollyard.core.errors import ConfigError, Error
-from rollyard.page import found, rollouts, sides, tables, tokens
+from rollyard.page import rollouts, search_page, side_by_side, tables, tokens
 from rollyard.page.export import run_page
 from rollyard.page.plane_routes import KeyCheck, Operator, plane_routes
 from rollyard.page.planes import PlaneTables
@@ -158,16 +158,16 @@ class _Page:
         return self.show(request, "rollout.html", **shown)
 
     async def steps(self, request: Request) -> Response:
-        asked = read_query(request)
+        query = read_query(request)
         shown = await rollouts.steps(
-            self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=asked.number("from")
+            self._store, request.path_params["rollout_id"], branch=query.number("branch"), start=query.number("from")
         )
         return self.show(request, "steps.html", **shown)
 
     async def tokens(self, request: Request) -> Response:
-        asked = read_query(request)
+        query = read_query(request)
         shown = await tokens.show_tokens(
-            self._store, request.path_params["rollout_id"], branch=asked.number("branch"), start=asked.number("from")
+            self._store, request.path_params["rollout_id"], branch=query.number("branch"), start=query.number("from")
         )
         return self.show(request, "tokens.html", **shown)
 
@@ -194,15 +194,15 @@ class _Page:
 
     async def side(self, request: Request) -> Response:
         first, second = request.query_params.get("a", ""), request.query_params.get("b", "")
-        return self.show(request, "side.html", **await sides.show_sides(self._store, first, second))
+        return self.show(request, "side.html", **await side_by_side.show_sides(self._store, first, second))
 
     async def search(self, request: Request) -> Response:
-        return self.show(request, "search.html", **await found.find(self._store, read_query(request)))
+        return self.show(request, "search.html", **await search_page.find(self._store, read_query(request)))
 
     async def live(self, request: Request) -> Response:
         """What changed past event number `after`, as JSON; the page's script asks and redraws."""
-        asked = read_query(request)
-        found = await rollouts.live(self._store, asked.text("run"), asked.text("rollout"), asked.number("after"))
+        query = read_query(request)
+        found = await rollouts.live(self._store, query.text("run"), query.text("rollout"), query.number("after"))
         return Response(msgspec.json.encode(found), media_type="application/json", headers=HEADERS)
 
     # what needs the token

@@ -84,7 +84,7 @@ async def run_page(store: Store, run_id: str) -> tuple[str, str]:
         "style": style,
         "script": Markup(script),  # noqa: S704 - our own file
         "script_digest": base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        "cut": steps.cut,
+        "cut": steps.shorten,
         "currency": info.config.get("currency", ""),
     }
     return run_id, await anyio.to_thread.run_sync(lambda: template.render(**fields))

@@ -115,7 +115,7 @@ def _reader() -> MarkdownIt:
 
 
 class _Renderer(RendererHTML):
-    """Without style attributes; code in colour; a link says where it leads and tells nobody where it was clicked."""
+    """Without style attributes; code in colour; a link shows where it leads and sends no referrer."""
 
     def fence(self, tokens: Sequence[Token], idx: int, options: Any, env: MutableMapping[str, Any]) -> str:
         language = tokens[idx].info.split(maxsplit=1)[0] if tokens[idx].info.strip() else ""

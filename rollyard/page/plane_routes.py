@@ -137,8 +137,10 @@ def _with_key(shown: Shown, key: KeyCheck | None) -> Shown:
     async def answer(request: Request) -> Response:
         if key is None or key(_password(request.headers.get("authorization", ""))):
             return await shown(request)
-        told = {**HEADERS, "WWW-Authenticate": 'Basic realm="the admin key as password", charset="UTF-8"'}
-        return Response("the control plane's tables need its admin key\n", 401, media_type="text/plain", headers=told)
+        headers = {**HEADERS, "WWW-Authenticate": 'Basic realm="the admin key as password", charset="UTF-8"'}
+        return Response(
+            "the control plane's tables need its admin key\n", 401, media_type="text/plain", headers=headers
+        )
 
     return answer
 

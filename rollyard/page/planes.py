@@ -72,9 +72,9 @@ class PlaneTables:
             "now": time.time(),
         }
 
-    async def instances(self, asked: PageQuery) -> dict[str, Any]:
-        same: dict[str, Any] = {name: asked.text(name) for name in ("state", "engine", "owner") if asked.text(name)}
-        look = _look(asked, get_args(InstanceSortKey), "created_at", same, down=True)
+    async def instances(self, query: PageQuery) -> dict[str, Any]:
+        same: dict[str, Any] = {name: query.text(name) for name in ("state", "engine", "owner") if query.text(name)}
+        look = _look(query, get_args(InstanceSortKey), "created_at", same, down=True)
         found, total = await self._records.instances_page(look)
         engines = sorted({*self._engines, *(engine for engine, _ in await self._records.ever())})
         return {"instances": found, "engines": engines, "states": STATES, "now": time.time(), **_page(look, total)}
@@ -83,14 +83,14 @@ class PlaneTables:
         found = await self._records.get_instance(instance_id)
         return {"instance": found, "history": await self._records.history(instance_id), "now": time.time()}
 
-    async def hub(self, asked: PageQuery) -> dict[str, Any]:
-        same: dict[str, Any] = {"status": asked.text("status")} if asked.text("status") else {}
-        look = _look(asked, get_args(EnvSortKey), "name", same)
+    async def hub(self, query: PageQuery) -> dict[str, Any]:
+        same: dict[str, Any] = {"status": query.text("status")} if query.text("status") else {}
+        look = _look(query, get_args(EnvSortKey), "name", same)
         found, total = await self._records.envs_page(look)
         return {"envs": found, **_page(look, total)}
 
-    async def quotas(self, asked: PageQuery) -> dict[str, Any]:
-        look = _look(asked, get_args(OwnerSortKey), "owner", {})
+    async def quotas(self, query: PageQuery) -> dict[str, Any]:
+        look = _look(query, get_args(OwnerSortKey), "owner", {})
         found, total = await self._records.owners_page(look)
         return {"owners": found, "default_quota": self._default_quota, **_page(look, total)}
 
@@ -104,15 +104,15 @@ def _capabilities(engine: ServedEngine | None) -> list[str]:
 
 
 def _look(
-    asked: PageQuery, keys: tuple[str, ...], default: str, same: dict[str, Any], *, down: bool = False
+    query: PageQuery, keys: tuple[str, ...], default: str, same: dict[str, Any], *, down: bool = False
 ) -> TableQuery:
     return TableQuery(
-        search=asked.text("q"),
+        search=query.text("q"),
         same=same,
-        sort=asked.sort(keys, default),
-        descending=asked.down(default=down),
+        sort=query.sort(keys, default),
+        descending=query.down(default=down),
         limit=PAGE,
-        offset=asked.number("offset"),
+        offset=query.number("offset"),
     )
 
 

@@ -75,13 +75,13 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
     chosen = min(branch, max(0, len(branches) - 1))
     events = await store.events(rollout_id=found.id, limit=EVENTS)
     prices, config = await find_terms(store, found)
-    asked = branches[chosen].call_ids[:1] if branches else ()
-    digest = found.captured.record(asked[0]).tools_digest if asked else b""
+    first_call = branches[chosen].call_ids[:1] if branches else ()
+    digest = found.captured.record(first_call[0]).tools_digest if first_call else b""
     return {
         "rollout": found,
         "cost": cost(prices, row_of(found)),
         "currency": config.get("currency", ""),
-        "instruction": markup.markdown(step_texts.cut(found.task.instruction)),
+        "instruction": markup.markdown(step_texts.shorten(found.task.instruction)),
         "tools": [
             {"name": tool.name, "text": tool.description, "schema": step_texts.json_code(tool.schema)}
             for tool in await tools_named(store, digest)
@@ -101,14 +101,14 @@ async def rollout(store: Store, rollout_id: str, *, branch: int) -> dict[str, An
         "verdicts": await store.verdicts(found.id),
         "command": _find_command(events) or _command(found, config),
         "diff": step_texts.diff_lines(found.diff or ""),
-        "cut": step_texts.cut,
+        "cut": step_texts.shorten,
         "terminal": _terminal,
         **_window(branches, chosen, 0, call_costs(found, prices)),
     }
 
 
 def _terminal(text: str) -> Markup:
-    return markup.terminal(step_texts.cut(text))
+    return markup.terminal(step_texts.shorten(text))
 
 
 async def find_terms(store: Store, found: Rollout) -> tuple[Prices, Mapping[str, Any]]:

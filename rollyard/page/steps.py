@@ -69,9 +69,9 @@ def _step(number: int, node: Node, costs: CallCosts, waited: float | None) -> di
     return {
         "number": number,
         "role": message.role,
-        "text": markup.markdown(cut(message.text)) if message.text.strip() else "",
+        "text": markup.markdown(shorten(message.text)) if message.text.strip() else "",
         "size": len(message.text),
-        "thinking": markup.markdown(cut(message.thinking)) if message.thinking.strip() else "",
+        "thinking": markup.markdown(shorten(message.thinking)) if message.thinking.strip() else "",
         "calls": [{"name": call.name, **_arguments(call.arguments)} for call in message.tool_calls],
         "results": [_result(result) for result in message.tool_results],
         "sampled": node.sampled,
@@ -101,7 +101,7 @@ def _took(record: CallRecord | None, price: Price | None) -> dict[str, Any] | No
 
 
 def _result(result: ToolResult) -> dict[str, Any]:
-    text = cut("".join(part.text for part in result.parts if isinstance(part, Text)))
+    text = shorten("".join(part.text for part in result.parts if isinstance(part, Text)))
     ending = exit_code(text)
     kind = "diff" if _PATCH.search(text) else "terminal"
     return {
@@ -125,7 +125,7 @@ def _arguments(text: str) -> dict[str, Any]:
     try:
         fields = msgspec.json.decode(text)
     except BAD_JSON:
-        return {"kind": "code", "where": "", "text": markup.visible(cut(text))}
+        return {"kind": "code", "where": "", "text": markup.visible(shorten(text))}
     if isinstance(fields, dict):
         values = cast("dict[str, Any]", fields)
         where = next((str(values[name]) for name in ("file_path", "path", "filename") if name in values), "")
@@ -133,14 +133,14 @@ def _arguments(text: str) -> dict[str, Any]:
             if name in values:
                 value = values[name]
                 command = value if isinstance(value, str) else " ".join(map(str, cast("list[Any]", value)))
-                return {"kind": "terminal", "where": "", "text": markup.visible(cut(command))}
+                return {"kind": "terminal", "where": "", "text": markup.visible(shorten(command))}
         if "old_string" in values and "new_string" in values:
             lines = [f"-{line}" for line in str(values["old_string"]).splitlines()]
             lines += [f"+{line}" for line in str(values["new_string"]).splitlines()]
             return {"kind": "diff", "where": where, "lines": diff_lines("\n".join(lines))}
         content = values.get("content")
         if where and isinstance(content, str):
-            return {"kind": "code", "where": where, "text": markup.code(cut(content), name=where)}
+            return {"kind": "code", "where": where, "text": markup.code(shorten(content), name=where)}
     return {"kind": "code", "where": "", "text": json_code(text)}
 
 
@@ -149,8 +149,8 @@ def json_code(text: str) -> Markup:
     try:
         text = msgspec.json.format(text, indent=2)
     except BAD_JSON:
-        return markup.code(cut(text))
-    return markup.code(cut(text), language="json")
+        return markup.code(shorten(text))
+    return markup.code(shorten(text), language="json")
 
 
 def diff_lines(text: str) -> list[tuple[str, str]]:
@@ -165,7 +165,7 @@ def _kind(line: str) -> str:
     return "hunk" if line.startswith(_FILES) else _KINDS.get(line[:1], "same")
 
 
-def cut(text: str) -> str:
+def shorten(text: str) -> str:
     """The head and the tail of a text that is too long to show."""
     if len(text) <= LONGEST:
         return text

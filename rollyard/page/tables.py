@@ -30,10 +30,10 @@ _PARTS = 40  # points of a run's trend
 _KEPT = 32  # runs whose statistics are remembered
 
 
-async def runs(store: Store, asked: PageQuery) -> dict[str, Any]:
-    sort: RunSortKey = asked.sort(get_args(RunSortKey), "created_at")
-    down, offset = asked.down(default=True), asked.number("offset")
-    found = await store.list_runs(search=asked.text("q"), sort=sort, descending=down, limit=PAGE + 1, offset=offset)
+async def runs(store: Store, query: PageQuery) -> dict[str, Any]:
+    sort: RunSortKey = query.sort(get_args(RunSortKey), "created_at")
+    down, offset = query.down(default=True), query.number("offset")
+    found = await store.list_runs(search=query.text("q"), sort=sort, descending=down, limit=PAGE + 1, offset=offset)
     return {
         "runs": found[:PAGE],
         "offset": offset,
@@ -141,20 +141,22 @@ def _task_line(task: str, attempts: int, by_line: Mapping[str, Sequence[float]])
     )
 
 
-async def run(store: Store, summaries: Summaries, run_id: str, task: str | None, asked: PageQuery) -> dict[str, Any]:
+async def run(
+    store: Store, summaries: Summaries, run_id: str, task: str | None, parameters: PageQuery
+) -> dict[str, Any]:
     """A run's rollouts, or those of one of its tasks."""
     info = await _info(store, run_id)
-    sort: SortKey = asked.sort(get_args(SortKey), "started_at")
-    down, offset = asked.down(), asked.number("offset")
+    sort: SortKey = parameters.sort(get_args(SortKey), "started_at")
+    down, offset = parameters.down(), parameters.number("offset")
     query = RolloutQuery(
         run_id=info.id,
         task_id=task,
-        agent=asked.text("agent"),
-        policy=asked.text("policy"),
-        status=asked.text("status"),
-        boundary=asked.text("boundary"),
-        cause=asked.text("cause"),
-        search=asked.text("q"),
+        agent=parameters.text("agent"),
+        policy=parameters.text("policy"),
+        status=parameters.text("status"),
+        boundary=parameters.text("boundary"),
+        cause=parameters.text("cause"),
+        search=parameters.text("q"),
         sort=sort,
         descending=down,
         limit=PAGE,
@@ -183,15 +185,15 @@ _SORTS: Mapping[str, Callable[[TaskLine], Any]] = {
 }
 
 
-async def tasks(store: Store, summaries: Summaries, run_id: str, asked: PageQuery) -> dict[str, Any]:
+async def tasks(store: Store, summaries: Summaries, run_id: str, query: PageQuery) -> dict[str, Any]:
     """A run task by task: the heat grid of task x agent."""
     info = await _info(store, run_id)
     summary = await summaries.of(info)
-    wanted = asked.text("q")
+    wanted = query.text("q")
     kept = [line for line in summary.tasks if wanted is None or wanted in line.task]
-    if asked.text("varies"):
+    if query.text("varies"):
         kept = [line for line in kept if line.varies]
-    sort, down, offset = asked.sort(("task", "mean", "attempts"), "task"), asked.down(), asked.number("offset")
+    sort, down, offset = query.sort(("task", "mean", "attempts"), "task"), query.down(), query.number("offset")
     kept.sort(key=_SORTS[sort], reverse=down)
     return {
         **_head(info, summary),

@@ -1,7 +1,7 @@
 """A branch in tokens, as text: how sure the model was, what trains, by which policy version, what branches share.
 
-The text of a sampled token is what the policy told; a context token has the text that an equal token was told with, and those
-of the byte model are bytes. A token whose text nobody told shows its id.
+The text of a sampled token is what the policy reported; a context token has the text that an equal token was reported with, and
+those of the byte model are bytes. A token without a reported text shows its id.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _speaks_bytes(branch: Branch, records: Mapping[str, CallRecord]) -> bool:
 
 
 def known_texts(branches: Sequence[Branch]) -> Texts:
-    """What each id was told to mean, anywhere in the rollout."""
+    """The reported text of each id, anywhere in the rollout."""
     found: dict[int, str] = {}
     for node in {node.id: node for branch in branches for node in branch.nodes}.values():
         if node.ids is not None and len(node.texts) == len(node.ids):

@@ -1,7 +1,7 @@
 """What a reply proves about its tokens: the capture level, and the flaws that make a turn untrainable.
 
 Engines fail quietly: logprobs for fewer tokens than were sampled (split bytes merged), a sentinel such as -9999.0, a usage
-count that disagrees. Every reply that claims tokens passes here before anybody sees it. A flaw never changes an id: it
+count that disagrees. Every reply that claims tokens passes here before it is used. A flaw never changes an id: it
 marks the turn, loudly, and the export leaves it out.
 """
 

@@ -58,15 +58,15 @@ def _model(row: dict[str, Any]) -> ServedModel:
     )
 
 
-def choose_model(asked: str, models: Sequence[ServedModel], url: str) -> str:
+def choose_model(name: str, models: Sequence[ServedModel], url: str) -> str:
     """For a policy that was given no model: the agent's own name where the server lists it or lists nothing, else the only
     model that there is."""
-    if not models or any(model.id == asked for model in models):
-        return asked
+    if not models or any(model.id == name for model in models):
+        return name
     if len(models) == 1:
         return models[0].id
     raise ConfigError(
-        f"{show_url(url)} serves several models and none is named {asked!r}: {listing(models)}",
+        f"{show_url(url)} serves several models and none is named {name!r}: {list_names(models)}",
         hint="name one of them with model= (on the command line --model)",
     )
 
@@ -79,7 +79,7 @@ def owner_of(name: str, models: Sequence[ServedModel]) -> str:
     return next((model.owner for model in models if model.id == name), "")
 
 
-def listing(models: Sequence[ServedModel]) -> str:
+def list_names(models: Sequence[ServedModel]) -> str:
     more = f" and {len(models) - MOST_LISTED} more" if len(models) > MOST_LISTED else ""
     return ", ".join(model.id for model in models[:MOST_LISTED]) + more
 
@@ -115,7 +115,7 @@ def cannot_answer(error: UpstreamError, model: str, models: Sequence[ServedModel
     if error.status == 401 or error.status == 403:
         hint = "is the key right? --key-env names the variable that holds it"
     elif error.status == 404:
-        hint = f"it serves: {listing(models)}" if models else "is the address right? it usually ends in /v1"
+        hint = f"it serves: {list_names(models)}" if models else "is the address right? it usually ends in /v1"
     return UpstreamError(
         f"the policy cannot answer (model {model!r}): {error.message}", status=error.status, body=error.body, hint=hint
     )

@@ -58,7 +58,7 @@ class Through:
                 request.method,
                 join_url(self.url, swap_query(request.path, self._key)),
                 request.body or None,
-                outgoing(request.headers, self._key),
+                outgoing_headers(request.headers, self._key),
                 connect_s=limits.connect,
                 idle_s=limits.idle,
             )
@@ -133,7 +133,7 @@ def join_url(url: str, path: str) -> str:
     return url + path
 
 
-def outgoing(headers: Mapping[str, str], key: str | None) -> dict[str, str]:
+def outgoing_headers(headers: Mapping[str, str], key: str | None) -> dict[str, str]:
     named = {name.strip().lower() for name in headers.get("connection", "").split(",")}
     kept: dict[str, str] = {}
     sent = [name for name in KEY_HEADERS if name in headers]

@@ -21,7 +21,7 @@ from rollyard.core.call import SAID, Call, CallRecord, Finish, Reply
 from rollyard.core.errors import BranchDiverged, ConfigError, Error
 from rollyard.core.ids import new_id
 from rollyard.core.message import Image, Message, Opaque, Text, ToolCall, ToolResult, canonical_json
-from rollyard.policy.replay_policy import Recorded, chain_of, difference, offered, reply_from
+from rollyard.policy.replay_policy import Recorded, chain_of, difference, reply_from, tools_digest_of
 from rollyard.wire import CODECS
 from rollyard.wire.codec import WireRequest
 
@@ -213,13 +213,13 @@ class RecordedPrefix:
 
     def _find_equal(self, call: Call) -> RecordedCall | None:
         """Equal requests were answered one after the other; they are again. Before the branch point the last answer stands."""
-        chain = chain_of(offered(call), call.messages)
+        chain = chain_of(tools_digest_of(call), call.messages)
         equal = [known for known in self._calls if known.chain == chain]
         left = next((known for known in equal if not self._given[known.record.id]), None)
         return left if left is not None or self._beyond or not equal else equal[-1]
 
     def _find_alike(self, call: Call) -> RecordedCall | None:
-        tools = offered(call)
+        tools = tools_digest_of(call)
         same_tools = (known for known in self._left() if known.record.tools_digest == tools)
         return next((known for known in same_tools if are_alike(known.messages, call.messages)), None)
 
@@ -274,7 +274,7 @@ class ResumedPrefix:
             return pin(call, self._at.messages) if self.pinned else call, None
         if call.kind != "agent":
             return call, None
-        if offered(call) != self._at.record.tools_digest or not are_alike(self._at.messages, call.messages):
+        if tools_digest_of(call) != self._at.record.tools_digest or not are_alike(self._at.messages, call.messages):
             self.diverged = self.diverged or _divergence(
                 self.point, self._at, call, "the agent's session does not bring it back; --how replay runs it again"
             )

@@ -81,7 +81,7 @@ class Replay:
 
     async def __call__(self, call: Call) -> Reply:
         given = self._given.setdefault(call.rollout_id, Counter())
-        found = self._exact.get(chain_of(offered(call), call.messages))
+        found = self._exact.get(chain_of(tools_digest_of(call), call.messages))
         take = least_given(found, given) if found else self._differing(call, given)
         given[take.record.id] += 1
         now = time.time()
@@ -110,7 +110,7 @@ def chain_of(tools: bytes, messages: Sequence[Message]) -> bytes:
     return hashlib.blake2b(b"".join((tools, *(m.digest for m in messages))), digest_size=16).digest()
 
 
-def offered(call: Call) -> bytes:
+def tools_digest_of(call: Call) -> bytes:
     """The digest of a call's tools, as a record has it: empty where there are none."""
     return call.tools_digest or (tools_digest(call.tools) if call.tools else b"")
 

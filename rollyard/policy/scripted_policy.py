@@ -107,10 +107,10 @@ class Scripted:
     def _refuse(self, call: Call, turn: ScriptTurn, place: int) -> None:
         """The turn's errors, one for each time it is asked, before its answer."""
         seen = self._failed.setdefault(call.rollout_id, Counter())
-        asked = seen[call.thread, place]
-        if asked < len(turn.errors):
+        count = seen[call.thread, place]
+        if count < len(turn.errors):
             seen[call.thread, place] += 1
-            status = turn.errors[asked]
+            status = turn.errors[count]
             raise UpstreamError(f"the script answers {status} here", status=status)
 
     def _reply(self, call: Call, message: Message, started: float) -> Reply:

@@ -101,14 +101,14 @@ def join_spans(spans: Sequence[VersionSpan]) -> tuple[VersionSpan, ...]:
     return tuple(found)
 
 
-def known(**values: Any) -> dict[str, Any]:
+def drop_unknown(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
 def shared_sampling(ask: Ask) -> dict[str, Any]:
     """Sampling as vLLM, SGLang and llama.cpp alike call it, and what the operator adds for one of them."""
     s = ask.sampling
-    return dict(s.extra) | known(
+    return dict(s.extra) | drop_unknown(
         temperature=s.temperature,
         top_p=s.top_p,
         top_k=s.top_k,
@@ -141,7 +141,7 @@ def read_vllm(body: dict[str, Any]) -> SampledAnswer:
         mode=body.get("logprobs_mode"),
         spans=spans_of(choice.get("weight_versions")),
         stop_reason=choice.get("finish_reason"),
-        engine=known(request_id=body.get("request_id")),
+        engine=drop_unknown(request_id=body.get("request_id")),
         **experts_of(choice),
     )
 
@@ -171,7 +171,7 @@ def read_completions(body: dict[str, Any]) -> SampledAnswer:
         aborted=choice.get("finish_reason") == "abort",
         spans=spans_of(choice.get("weight_versions")),
         stop_reason=choice.get("finish_reason"),
-        engine=known(request_id=body.get("id")),
+        engine=drop_unknown(request_id=body.get("id")),
         **experts_of(choice),
     )
 
@@ -210,11 +210,11 @@ def read_sglang(body: dict[str, Any]) -> SampledAnswer:
         logprobs=None if rows is None else logprob_array([row[0] for row in rows]),
         cut=finish.get("type") == "length",
         aborted=finish.get("type") == "abort",
-        version=whole(meta.get("weight_version")),
+        version=as_integer(meta.get("weight_version")),
         spans=spans_of(meta.get("weight_versions")),
         stop_reason=finish.get("type"),
         flaws=flaws,
-        engine=known(request_id=meta.get("id")),
+        engine=drop_unknown(request_id=meta.get("id")),
     )
 
 
@@ -242,7 +242,7 @@ def read_llamacpp(body: dict[str, Any]) -> SampledAnswer:
         mode="raw",
         stop_reason=body.get("stop_type"),
         flaws=flaws,
-        engine=known(truncated=body.get("truncated") or None),
+        engine=drop_unknown(truncated=body.get("truncated") or None),
     )
 
 
@@ -277,7 +277,7 @@ def logprob_array(values: Sequence[Any]) -> array[float]:
     return floats(float("nan") if value is None else float(value) for value in values)
 
 
-def whole(value: Any) -> int | None:
+def as_integer(value: Any) -> int | None:
     return int(value) if isinstance(value, int | str) and str(value).isdecimal() else None
 
 
@@ -289,7 +289,7 @@ def spans_of(rows: Any) -> tuple[VersionSpan, ...]:
         one: Any = [row.get(name) for name in VersionSpan.__struct_fields__] if isinstance(row, dict) else row
         if not isinstance(one, list) or len(one) != 3:
             return ()
-        version, start, end = (whole(value) for value in one)
+        version, start, end = (as_integer(value) for value in one)
         if start is None or end is None:
             return ()
         if version is not None:

@@ -27,7 +27,7 @@ from rollyard.policy.model_server import (
     cannot_answer,
     choose_model,
     context_of,
-    listing,
+    list_names,
 )
 from rollyard.policy.prompts import Check, EditedHistory, Prompts
 from rollyard.policy.renderers.load import load_shown
@@ -233,7 +233,7 @@ class TokensPolicy:
             level=reply.capture,
             rows=(
                 endpoint,
-                model_row(model, listing(self._models)),
+                model_row(model, list_names(self._models)),
                 context_row(self.max_context or context_of(model, self._models)),
                 tokens_row(reply.capture, engine.name),
                 ProbeRow("tools", tools, advice),
@@ -326,9 +326,9 @@ class TokensPolicy:
         )
         return fallback
 
-    def _model_name(self, asked: str) -> str:
+    def _model_name(self, model: str) -> str:
         """The model that is meant where the agent calls it `asked`."""
-        return self.model or choose_model(asked, self._models, self.root)
+        return self.model or choose_model(model, self._models, self.root)
 
     def _ask(self, call: Call) -> Ask:
         assert call.prompt_ids is not None

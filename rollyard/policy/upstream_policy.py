@@ -28,7 +28,7 @@ from rollyard.policy.model_server import (
     cannot_answer,
     choose_model,
     context_of,
-    listing,
+    list_names,
     owner_of,
     show_url,
 )
@@ -186,7 +186,7 @@ class Upstream:
             level=reply.capture,
             rows=(
                 ProbeRow("endpoint", CODECS[settings.dialect].upstream_path.format(model=model)),
-                model_row(model, listing(self._models)),
+                model_row(model, list_names(self._models)),
                 context_row(context_of(model, self._models)),
                 tokens_row(reply.capture, owner),
                 tools_row(refused, owner),
@@ -195,7 +195,7 @@ class Upstream:
         )
 
     async def check(self, model: str) -> None:
-        """Raise what would make every call fail: nobody listens, the key is refused, the model is not there."""
+        """Raise what would make every call fail: no listener, the key is refused, the model is not there."""
         heard = False
         try:
             await self._list.learn()
@@ -210,7 +210,7 @@ class Upstream:
         except TimeoutError:
             return  # it is there, and busy
 
-    async def _fit(self, settings: UpstreamSettings, asked: str) -> UpstreamSettings:
+    async def _fit(self, settings: UpstreamSettings, model: str) -> UpstreamSettings:
         """With what the server's model list says: the model, where none was chosen, and the cap of its context."""
         if settings.url != self.settings.url:
             return settings  # a session's own server
@@ -219,21 +219,21 @@ class Upstream:
             if not self._list.known:
                 return settings
         if settings is not self.settings:
-            return self._apply_list(settings, asked)
-        found = self._fitted.get(asked)
+            return self._apply_list(settings, model)
+        found = self._fitted.get(model)
         if found is None:
             if len(self._fitted) >= MAX_KNOWN:
                 self._fitted.clear()
-            found = self._fitted[asked] = self._apply_list(settings, asked)
+            found = self._fitted[model] = self._apply_list(settings, model)
         return found
 
-    def _apply_list(self, settings: UpstreamSettings, asked: str) -> UpstreamSettings:
+    def _apply_list(self, settings: UpstreamSettings, sampling: str) -> UpstreamSettings:
         if settings.model is None and settings.dialect == "gemini" and not self._models:
             raise ConfigError(
                 f"{show_url(settings.url)} names the model in its paths and lists none to choose from",
                 hint="name the model with model= (on the command line --model)",
             )
-        model = settings.model or choose_model(asked, self._models, settings.url)
+        model = settings.model or choose_model(sampling, self._models, settings.url)
         cap, context = settings.max_tokens_cap, context_of(model, self._models)
         if cap is None and context is not None:
             cap = max(1, context // 2)
@@ -358,20 +358,20 @@ def session_settings(settings: UpstreamSettings, options: Mapping[str, Any]) -> 
     return msgspec.structs.replace(settings, **changes) if changes else settings
 
 
-def effective_sampling(asked: Sampling, settings: UpstreamSettings, asks: Asks) -> Sampling:
+def effective_sampling(sampling: Sampling, settings: UpstreamSettings, asks: Asks) -> Sampling:
     changes = dict(settings.sampling)
     if "extra" in changes:
-        changes["extra"] = {**asked.extra, **changes["extra"]}
+        changes["extra"] = {**sampling.extra, **changes["extra"]}
     if settings.max_tokens_cap is not None:
-        wanted = changes.get("max_tokens", asked.max_tokens)
+        wanted = changes.get("max_tokens", sampling.max_tokens)
         changes["max_tokens"] = min(wanted or settings.max_tokens_cap, settings.max_tokens_cap)
     if asks.logprobs:
         changes["logprobs"] = True
         own = settings.top_logprobs if settings.alternatives is None else settings.alternatives
-        changes["top_logprobs"] = max(own, asked.top_logprobs or 0)
+        changes["top_logprobs"] = max(own, sampling.top_logprobs or 0)
     if settings.disable_thinking:
         changes["reasoning"] = NO_THINKING
-    return msgspec.structs.replace(asked, **changes) if changes else asked
+    return msgspec.structs.replace(sampling, **changes) if changes else sampling
 
 
 class RequestPlan(NamedTuple):
@@ -384,8 +384,10 @@ class RequestPlan(NamedTuple):
     extra: Mapping[str, Any]
 
 
-def plan_request(asked: Sampling, settings: UpstreamSettings, asks: Asks) -> RequestPlan:
-    return RequestPlan(settings, asks, asked, effective_sampling(asked, settings, asks), extra_fields(settings, asks))
+def plan_request(sampling: Sampling, settings: UpstreamSettings, asks: Asks) -> RequestPlan:
+    return RequestPlan(
+        settings, asks, sampling, effective_sampling(sampling, settings, asks), extra_fields(settings, asks)
+    )
 
 
 def extra_fields(settings: UpstreamSettings, asks: Asks) -> dict[str, Any]:

@@ -38,7 +38,8 @@ class UpdateRoute(msgspec.Struct, frozen=True):
 
 
 class UpdateRoutes(msgspec.Struct, frozen=True, kw_only=True):
-    """How one kind of server is told. `say_version` is None where weights come with their version, and no other way."""
+    """How weights are sent to one kind of server. `say_version` is None where weights come with their version, and no other
+    way."""
 
     load: Callable[[str, int], UpdateRoute]
     say_version: Callable[[int], UpdateRoute] | None = None

@@ -55,12 +55,12 @@ class CallEnv(TaskedEnv):
     async def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> StepResult:
         await self._stop()
         self._choose(seed, options or {})
-        task, asked = self._current()
+        task, pending = self._current()
         self._queue = Queue(self._options.renderer)
         rollout_id = new_id("ro")
         self._calls = self._queue.session(rollout_id)
         arguments: CodingArguments = {
-            **asked, "policy": self._queue, **_TRAINERS, "rollout_id": rollout_id, "sink": progress_sink(self._tell),
+            **pending, "policy": self._queue, **_TRAINERS, "rollout_id": rollout_id, "sink": progress_sink(self._tell),
         }  # fmt: skip
         self._rollout = asyncio.get_running_loop().create_task(run_rollout(task, **arguments))
         return await self._next()
@@ -92,10 +92,10 @@ class CallEnv(TaskedEnv):
         """The agent's next request, or the end."""
         assert self._calls is not None and self._rollout is not None
         loop = asyncio.get_running_loop()
-        asked = loop.create_task(self._calls.next_request())
+        pending = loop.create_task(self._calls.next_request())
         try:
-            await asyncio.wait({asked, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
-            if asked.done() and (held := asked.result()) is not None:
+            await asyncio.wait({pending, self._rollout}, return_when=asyncio.FIRST_COMPLETED)
+            if pending.done() and (held := pending.result()) is not None:
                 self._held = held
                 return StepResult(observation=_observation(held.call), info={"task_id": self._task_id})
             done = await asyncio.shield(self._rollout)
@@ -103,7 +103,7 @@ class CallEnv(TaskedEnv):
             await self._stop()
             raise
         finally:
-            asked.cancel()
+            pending.cancel()
         await self._stop()
         return step_result(done)
 

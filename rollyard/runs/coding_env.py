@@ -69,33 +69,33 @@ class TaskedEnv(Env):
     def state(self) -> Mapping[str, Any]:
         return {"task_id": self._task_id, "tasks": len(self._tasks)}
 
-    def _choose(self, seed: int | None, asked: Mapping[str, Any]) -> None:
+    def _choose(self, seed: int | None, wanted: Mapping[str, Any]) -> None:
         """What `run_rollout` gets, checked before anything opens."""
-        if "instruction" in asked:
-            request = request_of(asked)
+        if "instruction" in wanted:
+            request = request_of(wanted)
             instruction, arguments = request.instruction, request.arguments(self._options)
             self._task_id = request.task_id
         else:
-            instruction, arguments = self._find_task(seed, asked), self._options.settings
+            instruction, arguments = self._find_task(seed, wanted), self._options.settings
             self._task_id = instruction.id
         options = arguments.get("options")
         if seed is not None and (options is None or options.mode != "black_box"):  # there it chooses the task alone
             arguments["seed"] = seed
-        self._asked, self._seed, self._episode = dict(asked), seed, CodingEpisode(instruction, arguments)
+        self._asked, self._seed, self._episode = dict(wanted), seed, CodingEpisode(instruction, arguments)
 
-    def _find_task(self, seed: int | None, asked: Mapping[str, Any]) -> Task:
-        if unknown := sorted(set(asked) - {"task", "split", "index"}):
+    def _find_task(self, seed: int | None, wanted: Mapping[str, Any]) -> Task:
+        if unknown := sorted(set(wanted) - {"task", "split", "index"}):
             raise EnvError(f"options: there is no {', '.join(unknown)}", hint="task, split and index, or instruction")
         if not self._tasks:
             raise EnvError("this server has no tasks", hint="reset with options={'instruction': ...}")
-        if asked.get("split", SPLIT) != SPLIT:
-            raise EnvError(f"there is no split {asked['split']!r}", hint=SPLIT)
-        if "task" in asked:
+        if wanted.get("split", SPLIT) != SPLIT:
+            raise EnvError(f"there is no split {wanted['split']!r}", hint=SPLIT)
+        if "task" in wanted:
             for task in self._tasks:
-                if task.id == asked["task"]:
+                if task.id == wanted["task"]:
                     return task
-            raise EnvError(f"there is no task {asked['task']!r}")
-        index = asked.get("index")
+            raise EnvError(f"there is no task {wanted['task']!r}")
+        index = wanted.get("index")
         if index is None:
             return self._tasks[(seed or 0) % len(self._tasks)]
         if type(index) is not int or not 0 <= index < len(self._tasks):

@@ -125,11 +125,11 @@ def request_of(fields: Mapping[str, Any]) -> TaskRequest:
         raise EnvError(f"options: {error}") from error
 
 
-def _limits(asked: Mapping[str, float], served: Limits | None) -> Limits:
-    unknown = sorted(set(asked) - set(Limits.__struct_fields__))
+def _limits(wanted: Mapping[str, float], served: Limits | None) -> Limits:
+    unknown = sorted(set(wanted) - set(Limits.__struct_fields__))
     if unknown:
         raise ConfigError(f"limits has no {', '.join(unknown)}")
-    return Limits(**({} if served is None else msgspec.structs.asdict(served)) | dict(asked))
+    return Limits(**({} if served is None else msgspec.structs.asdict(served)) | dict(wanted))
 
 
 def summary(done: Rollout) -> dict[str, Any]:

@@ -42,7 +42,7 @@ async def run_demo(
     agent: str, base_url: str | None, model: str | None, key_env: str | None, store: str, say: Say
 ) -> Rollout:
     """One rollout, kept in `store`; lines for people go to `say`."""
-    agents.get(agent)  # an unknown one is told before the task is
+    agents.get(agent)  # an unknown one is reported before the task is
     with scratch("demo") as folder:
         (task,) = Taskset.load(new_task(folder / "hello"))
         say(f"The task: {task.instruction.strip()}")
@@ -65,7 +65,7 @@ def _line(event: Event) -> str:
     if event.name == "sandbox.opened":
         return f"sandbox open: {fields['backend']}, isolation {fields['isolation']}"
     if event.name == "agent.tool_call":
-        return printable(f"the agent runs {fields.get('tool')}: {_asked(fields):.100}")
+        return printable(f"the agent runs {fields.get('tool')}: {_describe_arguments(fields):.100}")
     if event.name == INSTALLS and not fields["megabytes"]:
         return printable(f"the agent is installed, once: {fields['packages']}")
     if event.name == INSTALLS:
@@ -75,7 +75,7 @@ def _line(event: Event) -> str:
     return ""
 
 
-def _asked(fields: Mapping[str, Any]) -> str:
+def _describe_arguments(fields: Mapping[str, Any]) -> str:
     """What a tool was asked for: its command, or all of its arguments."""
     asked = (fields.get("fields") or {}).get("arguments") or fields.get("fields") or fields.get("text", "")
     if isinstance(asked, str):

@@ -26,7 +26,7 @@ async def examine_sandbox(name: str, image: str = "host") -> list[DoctorFinding]
     found: list[DoctorFinding] = []
     made = backend(name)
     try:
-        async with _timed(found, "enter"):
+        async with _measure_time(found, "enter"):
             opened = await made.__aenter__()
         try:
             closed = opened.capabilities.network_none
@@ -39,20 +39,20 @@ async def examine_sandbox(name: str, image: str = "host") -> list[DoctorFinding]
                 ttl_s=600.0,
                 boot_s=300.0,
             )
-            async with _timed(found, "open"):
+            async with _measure_time(found, "open"):
                 box = await opened.open(spec)
-            async with _timed(found, "run"):
+            async with _measure_time(found, "run"):
                 done = await box.exec("echo ready", timeout=_RUN_S)
                 if done.stdout != b"ready\n":
                     raise SandboxError(f"a program said {done.text[-200:]!r} and not 'ready'")
             data = random.Random(0).randbytes(UPLOAD_MB * 10**6)  # the same each time, and nothing to compress
-            async with _timed(found, f"upload {UPLOAD_MB} MB"):
+            async with _measure_time(found, f"upload {UPLOAD_MB} MB"):
                 await box.write("/tmp/rollyard-doctor", data)
-            async with _timed(found, "check upload"):
+            async with _measure_time(found, "check upload"):
                 said = (await box.exec("sha256sum /tmp/rollyard-doctor", timeout=_RUN_S)).text
                 if said.split()[:1] != [hashlib.sha256(data).hexdigest()]:
                     raise SandboxError(f"the file is not what was sent: {said[-200:]!r}")
-            async with _timed(found, "kill"):
+            async with _measure_time(found, "kill"):
                 await box.kill()
             found.append(_network(closed))
             found.append(find_price(name))
@@ -87,7 +87,7 @@ def find_price(name: str) -> DoctorFinding:
 
 
 @asynccontextmanager
-async def _timed(found: list[DoctorFinding], name: str) -> AsyncGenerator[None]:
+async def _measure_time(found: list[DoctorFinding], name: str) -> AsyncGenerator[None]:
     started = time.monotonic()
     try:
         yield

@@ -40,7 +40,7 @@ class GateGaveUp(Error):
 class _Living(NamedTuple):
     number: int  # its place among the processes; the one past them is the writer's
     began: float
-    told: int | None  # the end of a pipe on which it says how its start went; None once that was read
+    reading: int | None  # the end of a pipe on which it says how its start went; None once that was read
 
 
 class Start(NamedTuple):
@@ -94,8 +94,8 @@ class GateSupervisor:
         for index in (self._writer, *range(self._writer)):
             pid = self._fork(index, again=False)
             living = self._living[pid]
-            said = _read(living.told)
-            self._living[pid] = living._replace(told=None)
+            said = _read(living.reading)
+            self._living[pid] = living._replace(reading=None)
             if said != _READY:
                 self.stop()
                 raise _error_of(said, self._name(index))
@@ -109,8 +109,8 @@ class GateSupervisor:
                 del owed[index]
                 self._fork(index, again=True)
             wait_s = max(0.0, min(owed.values()) - now) if owed else 3600.0
-            told = signal.sigtimedwait(_SIGNALS, wait_s)
-            if told is not None and told.si_signo != signal.SIGCHLD:
+            received = signal.sigtimedwait(_SIGNALS, wait_s)
+            if received is not None and received.si_signo != signal.SIGCHLD:
                 return
             for index, lived_s, code, started in self._reap():
                 self._failed[index] = 0 if started else self._failed[index] + 1
@@ -146,23 +146,23 @@ class GateSupervisor:
     def _reap(self) -> list[tuple[int, float, int, bool]]:
         """Of each that ended: its number, how long it lived, its exit code, and whether it had started at all."""
         ended: list[tuple[int, float, int, bool]] = []
-        for pid, (index, began, told) in list(self._living.items()):
+        for pid, (index, began, reading) in list(self._living.items()):
             found, status = os.waitpid(pid, os.WNOHANG)
             if found:
                 del self._living[pid]
-                started = told is None or _read(told) == _READY
+                started = reading is None or _read(reading) == _READY
                 ended.append((index, time.monotonic() - began, os.waitstatus_to_exitcode(status), started))
         return ended
 
     def _fork(self, index: int, *, again: bool) -> int:
-        told, telling = os.pipe()
+        reading, telling = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.close(told)
+            os.close(reading)
             os.close(self._lifeline)
             os._exit(self._run(index, again, telling))  # what is on the stack is the supervisor's
         os.close(telling)
-        self._living[pid] = _Living(index, time.monotonic(), told)
+        self._living[pid] = _Living(index, time.monotonic(), reading)
         return pid
 
     def _run(self, index: int, again: bool, telling: int) -> int:

@@ -15,7 +15,7 @@ from rollyard.envs.browser.leases import BrowserLimits
 from rollyard.net.key_files import read_or_make_key
 from rollyard.net.ready import ServerReady
 from rollyard.net.web_pages import AllowedHosts, NoWebPages
-from rollyard.runs.serve_env import listening
+from rollyard.runs.serve_env import serve_until_signal
 from rollyard.sandbox import backend
 
 
@@ -42,7 +42,7 @@ async def _serve(options: BrowserOptions, say: Callable[[ServerReady], None]) ->
     async with backend(options.sandbox) as sandboxes:
         server = BrowserServer(Browsers(sandboxes, image=options.image, limits=options.limits), key=key)
         guarded = NoWebPages(server, AllowedHosts(options.host, *options.allow_hosts))
-        async with listening(guarded, options.host, options.port) as (url, serve):
+        async with serve_until_signal(guarded, options.host, options.port) as (url, serve):
             key_file = str(options.key_file) if options.key_file else None
             details = f"key: {key_file or f'${KEY_VARIABLE}'}"
             say(ServerReady(server="browsers", url=url, details=details, facts={"key_file": key_file}))

@@ -55,7 +55,7 @@ def server_of(options: EnvOptions) -> EnvServer:
     if options.target == "coding":
         from rollyard.runs.coding_env import coding_env, splits_of, tasks_of
 
-        read_key(options.coding.key_env)  # one that is not there is told of now
+        read_key(options.coding.key_env)  # a missing one is reported now
         tasks = tasks_of(options.tasks)
         make, splits = coding_env(options.coding, tasks, step=options.step), splits_of(tasks)
     else:
@@ -74,7 +74,7 @@ def server_of(options: EnvOptions) -> EnvServer:
 async def run_env(options: EnvOptions, say: Callable[[ServerReady], None], server: EnvServer) -> None:
     key_file = str(options.key_file) if options.key_file is not None else None
     guarded = NoWebPages(server, AllowedHosts(options.host, *options.allow_hosts)) if server.open_to_all else server
-    async with listening(guarded, options.host, options.port) as (url, serve):
+    async with serve_until_signal(guarded, options.host, options.port) as (url, serve):
         details = f"{server.name}, key: {key_file}" if key_file else server.name
         facts = {"name": server.name, "key_file": key_file}
         say(ServerReady(server="environment", url=url, details=details, facts=facts))
@@ -82,7 +82,7 @@ async def run_env(options: EnvOptions, say: Callable[[ServerReady], None], serve
 
 
 @asynccontextmanager
-async def listening(app: Any, host: str, port: int) -> AsyncGenerator[tuple[str, Callable[[], Any]]]:
+async def serve_until_signal(app: Any, host: str, port: int) -> AsyncGenerator[tuple[str, Callable[[], Any]]]:
     """The address, and what serves on it until a signal: connections wait in the socket's queue until then."""
     from rollyard.net.app_server import serve_app
     from rollyard.net.websocket_server import SocketProtocol

@@ -73,7 +73,7 @@ async def run_gate(
     ready: Callable[[str], None],
     start: Start | None = None,
 ) -> None:
-    """`ready` is told the URL."""
+    """`ready` is called with the URL."""
     stop = _stop_event((signal.SIGINT, signal.SIGTERM), None if start is None else start.orphaned)
     async with (
         _log(options.store, None if start is None else start.writer) as log,
@@ -149,7 +149,7 @@ def _serve_processes(options: GateOptions, keys: GateKeys, say: Callable[[Server
 
 
 class GateKeys:
-    """The admin's and the trainer's keys, and their files. Files that nobody asked for by name go when the server goes."""
+    """The admin's and the trainer's keys, and their files. Files that no option names are removed when the server ends."""
 
     def __init__(self, options: GateOptions) -> None:
         self._options = options

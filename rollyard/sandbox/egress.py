@@ -33,7 +33,7 @@ class LoopbackPorts(Protocol):
 
 
 def variables(address: str = ADDRESS, own_names: Sequence[str] = ()) -> dict[str, str]:
-    """What programs are told. Its own loopback, where the gate and its services are, a sandbox reaches by itself."""
+    """The proxy variables of programs. Its own loopback, where the gate and its services are, a sandbox reaches by itself."""
     proxy, own = f"http://{address}:{PORT}", ",".join(("localhost", "127.0.0.1", "::1", *own_names))
     names = {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": own}
     return names | {name.lower(): value for name, value in names.items()}

@@ -65,40 +65,41 @@ class GpuPool:
         found = [(int(name[1]), str(self._devices / name[0])) for name in names]
         return [Gpu(number, path, kinds.get(number)) for number, path in sorted(found)]
 
-    def check(self, asked: Resources, *, lifetime: str) -> None:
+    def check(self, resources: Resources, *, lifetime: str) -> None:
         """Refuse what can never be had here."""
-        if asked.tpu is not None:
+        if resources.tpu is not None:
             raise Unsupported("there are no TPUs for sandboxes", hint="resources.tpu must be unset")
-        if not asked.gpus:
+        if not resources.gpus:
             return
-        fitting = self._fitting(asked)
-        if asked.gpus > len(fitting):
-            kinds = f" of type {' or '.join(asked.gpu_types)}" if asked.gpu_types else ""
-            raise Unsupported(f"resources.gpus={asked.gpus}: this machine has {len(fitting)} GPUs{kinds}")
+        fitting = self._fitting(resources)
+        if resources.gpus > len(fitting):
+            kinds = f" of type {' or '.join(resources.gpu_types)}" if resources.gpu_types else ""
+            raise Unsupported(f"resources.gpus={resources.gpus}: this machine has {len(fitting)} GPUs{kinds}")
         if lifetime != "owner":
             raise Unsupported("GPUs are reserved by the process that opens the sandbox", hint="say lifetime='owner'")
 
-    def reserve(self, asked: Resources, *, share: bool, held: GpuReservation | None = None) -> GpuReservation:
+    def reserve(self, resources: Resources, *, share: bool, held: GpuReservation | None = None) -> GpuReservation:
         """As many as are asked for, or an error that may be tried again. Those that are `held` for it already are enough."""
-        if not asked.gpus:
+        if not resources.gpus:
             return GpuReservation((), (), ())
-        if held is not None and set(held.gpus) <= set(self._fitting(asked)) and len(held.gpus) == asked.gpus:
+        if held is not None and set(held.gpus) <= set(self._fitting(resources)) and len(held.gpus) == resources.gpus:
             return held.share()
         place = private_dir(data_home() / "gpus")
         got: list[tuple[Gpu, int]] = []
-        for gpu in self._fitting(asked):
-            if len(got) < asked.gpus and (lock := _lock(place / str(gpu.number), share=share)) is not None:
+        for gpu in self._fitting(resources):
+            if len(got) < resources.gpus and (lock := _lock(place / str(gpu.number), share=share)) is not None:
                 got.append((gpu, lock))
         reserved = GpuReservation([gpu for gpu, _ in got], self._nodes(got), [lock for _, lock in got])
-        if len(got) < asked.gpus:
+        if len(got) < resources.gpus:
             reserved.release()
             raise SandboxUnavailable(
-                f"{asked.gpus} GPUs were asked for and {len(got)} are free", hint="others have them; try again later"
+                f"{resources.gpus} GPUs were asked for and {len(got)} are free",
+                hint="others have them; try again later",
             )
         return reserved
 
-    def _fitting(self, asked: Resources) -> list[Gpu]:
-        wanted = [kind.lower() for kind in asked.gpu_types]
+    def _fitting(self, resources: Resources) -> list[Gpu]:
+        wanted = [kind.lower() for kind in resources.gpu_types]
         return [gpu for gpu in self.list() if not wanted or any(kind in (gpu.kind or "").lower() for kind in wanted)]
 
     def _nodes(self, got: Sequence[tuple[Gpu, int]]) -> list[str]:

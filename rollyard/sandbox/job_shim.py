@@ -21,7 +21,7 @@ from rollyard.core.ids import new_id
 from rollyard.core.program import Program
 from rollyard.core.sandbox import Exit
 from rollyard.inside import job_scripts as scripts
-from rollyard.sandbox.retry import LOOKS, retrying
+from rollyard.sandbox.retry import LOOKS, retry_open
 
 ROOT = "/tmp/.rollyard/jobs"
 MARK = scripts.MARK
@@ -178,7 +178,7 @@ class ShimJob:
 
 async def repeat(run: Runs, argv: Sequence[str], *, timeout: float, **options: Any) -> Exit:
     """A script of this file, over connections that may break: each does no harm when it is run again."""
-    return await retrying(lambda: run(argv, timeout=timeout, **options), LOOKS, idempotent=True)
+    return await retry_open(lambda: run(argv, timeout=timeout, **options), LOOKS, idempotent=True)
 
 
 async def launch(run: Runs, program: Program, *, root: str = ROOT, exact: bool = True) -> ShimJob:
@@ -223,9 +223,9 @@ async def finish(
     else:
         first = [scripts.FINISH_HERE, "rollyard", str(most), place, *argv]
     done = await _ask(run, ["/bin/sh", "-c", *first], env={**env, MARK: job_id}, cwd=cwd, timeout=one_call_s or STEP_S)
-    while (told := _parse_end(done, most, began)) is None:
+    while (end := _parse_end(done, most, began)) is None:
         done = await _ask(run, ["/bin/sh", "-c", scripts.END, "rollyard", place, str(most), str(_POLLS), "0"], cwd="/")
-    return told
+    return end
 
 
 async def so_far(run: Runs, job_id: str, *, most: int, root: str = ROOT) -> tuple[bytes, bytes]:

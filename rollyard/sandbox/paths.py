@@ -19,7 +19,7 @@ from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Exit, Stat
 from rollyard.images import tars
 from rollyard.sandbox.job_shim import STEP_S
-from rollyard.sandbox.retry import LOOKS, retrying
+from rollyard.sandbox.retry import LOOKS, retry_open
 
 ROOT = "/tmp/.rollyard"  # what is ours in a sandbox
 TREE_S = 600.0
@@ -70,7 +70,7 @@ class PathSteps(ABC):
         self, script: str, path: str, *args: str, user: str | None = None, timeout: float = STEP_S
     ) -> bytes:
         """A step that does no harm when it is done twice."""
-        return await retrying(
+        return await retry_open(
             lambda: self._step(script, path, *args, user=user, timeout=timeout), LOOKS, idempotent=True
         )
 
@@ -146,6 +146,6 @@ def _stats(raw: bytes) -> list[tuple[str, dict[str, Any]]]:
         name, kind, size, mode, when, target = words[at : at + 6]
         named = cast(Literal["file", "dir", "symlink", "other"], _KINDS.get(kind.decode(), "other"))
         fields = {"kind": named, "size": int(size), "mode": int(mode, 8), "mtime": float(when)}
-        told = target.decode("utf-8", "surrogateescape") if named == "symlink" else None
-        found.append((name.decode("utf-8", "surrogateescape"), {**fields, "target": told}))
+        link = target.decode("utf-8", "surrogateescape") if named == "symlink" else None
+        found.append((name.decode("utf-8", "surrogateescape"), {**fields, "target": link}))
     return found

@@ -50,7 +50,7 @@ def backoff(error: Exception, *, idempotent: bool = False) -> bool | float | dat
     return True if wait is None else wait
 
 
-async def retrying(
+async def retry_open(
     make: Callable[[], Awaitable[T]], limits: OpenLimits, *, timeout: float | None = None, idempotent: bool = False
 ) -> T:
     """`make()`, again with exponential backoff and jitter while its errors are safe to repeat; with `idempotent` also when

@@ -1,10 +1,10 @@
 """Following events by number on PostgreSQL, where they commit in another order than they are numbered.
 
 Numbers come from a sequence. A reader that has seen a later one would never go back for an earlier one that commits after it.
-So readers wait, rather than writers for each other. Whoever draws a number locks the sequence first, along with all others that
-do, until its transaction ends. Of the numbers up to the newest that a snapshot shows, those that are still to come therefore
-belong to transactions that `pg_locks` names after it. Once each of these has ended, all numbers up to there are settled: a later
-snapshot shows them, or they were rolled back and never come.
+So readers wait, rather than writers for each other. A writer that draws a number locks the sequence first, along with all
+others that do, until its transaction ends. Of the numbers up to the newest that a snapshot shows, those that are still to come
+therefore belong to transactions that `pg_locks` names after it. Once each of these has ended, all numbers up to there are
+settled: a later snapshot shows them, or they were rolled back and never come.
 
 Nothing but an append takes that lock, so other transactions on the server, however long, delay no reader.
 """

@@ -33,10 +33,10 @@ def append(connection: Connection, new: list[Event]) -> None:
     connection.execute(insert(events), rows)
 
 
-def append_held(connection: Connection, told: Sequence[tuple[Lease, Event]]) -> None:
+def append_held(connection: Connection, events: Sequence[tuple[Lease, Event]]) -> None:
     """Those of claims that are still good; events of the others come from their new owners."""
-    good = leases.still_held(connection, [lease for lease, _ in told])
-    new = [event for lease, event in told if (lease.attempt.id, lease.fence) in good]
+    good = leases.still_held(connection, [lease for lease, _ in events])
+    new = [event for lease, event in events if (lease.attempt.id, lease.fence) in good]
     if new:
         append(connection, new)
 

@@ -51,7 +51,7 @@ def claim(
     patience_s: Patience = 0.0,
 ) -> Lease | None:
     """The first attempt that is owed or, when there is none, one of another owner whose lease ran out `patience_s` ago, with a
-    fencing number nobody had before; None if all are out or done. No policy named in `concurrency` gets more than that many at
+    new fencing number; None if all are out or done. No policy named in `concurrency` gets more than that many at
     a time, whichever workers claim them. `images` are those that the worker's machine has, and are preferred; `gpus` is the
     most that an attempt may need (None: any number)."""
     now = moment(connection, now)
@@ -127,7 +127,7 @@ def pause(connection: Connection, now: float | None, run_id: str, policy: str, f
 
 
 def renew(connection: Connection, now: float | None, lease: Lease, *, ttl_s: float) -> Lease:
-    """Keep a claim for another `ttl_s`. A lease that ran out but that nobody has claimed since is still its owner's;
+    """Keep a claim for another `ttl_s`. A lease that ran out but was not claimed since is still its owner's;
     `LeaseLost` once another worker has claimed the attempt."""
     until = moment(connection, now) + ttl_s
     changed = connection.execute(update(attempts).where(_own_claim(lease)).values(expires_at=until))
@@ -166,7 +166,7 @@ def give_back(connection: Connection, now: float | None, lease: Lease, *, after_
 
 
 def withdraw(connection: Connection, attempt_ids: Sequence[str]) -> list[str]:
-    """Attempts that nobody wants any more; gives those that were not done. One that is under way cannot be committed."""
+    """Cancels attempts; gives those that were not done. One that is under way cannot be committed."""
     gone: list[str] = []
     for start in range(0, len(attempt_ids), _AT_ONCE):
         which = and_(attempts.c.id.in_(attempt_ids[start : start + _AT_ONCE]), attempts.c.state.in_(("owed", "leased")))
@@ -187,7 +187,7 @@ def settle(connection: Connection, lease: Lease, state: AttemptState, rollout_id
 
 
 def hold(connection: Connection, attempt_id: str, fence: int) -> bool:
-    """Whether the claim is still good; nobody can take it before this transaction ends."""
+    """Whether the claim is still good; it cannot be taken before this transaction ends."""
     query = select(attempts.c.id).where(attempts.c.id == attempt_id, attempts.c.fence == fence)
     query = query.where(attempts.c.state == "leased").with_for_update(read=True)
     return connection.execute(query).first() is not None

@@ -106,8 +106,8 @@ class ShownRun:
         for failure in self._failures:
             facts.append(("failed", f"{failure.count} at {failure.boundary}: {failure.cause}: {failure.message}"))
         facts += [("stopped", f"{policy or 'the policy'}: {said}") for policy, said in self._stopped.items()]
-        lines += _aligned(facts)
-        lines += _aligned(
+        lines += _align_columns(facts)
+        lines += _align_columns(
             [
                 (f"  {r.id}", r.task_id, f"#{r.attempt}", line_name(r), r.status, _number(r.reward))
                 for r in self._page.rows
@@ -197,7 +197,7 @@ class ShownRollout:
             how += [REPLAYED] if REPLAYED in record.flaws else []
             said = record.error or ("" if answer is None else _short(answer.message))
             rows.append((f"{record.seq:4}", record.kind, ", ".join(how), record.capture, tokens, said))
-        return "\n".join(_aligned(rows))
+        return "\n".join(_align_columns(rows))
 
     def _messages(self) -> str:
         lines: list[str] = []
@@ -232,7 +232,7 @@ class ShownRollout:
         return "\n".join(f"{len(data):10} {name}" for name, data in self._rollout.files.items())
 
 
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+def _align_columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns as wide as their widest cell; the last goes as far as it goes."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join([*map(str.ljust, row[:-1], widths), row[-1]]).rstrip() for row in rows]

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, inspect, text
 from rollyard.core.errors import StoreError
 from rollyard.store.database import Database
 from rollyard.store.schema import HEAD, metadata
-from rollyard.store.sqlite_file import missing
+from rollyard.store.sqlite_file import missing_error
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 UNFINISHED = "copying-"  # how the version of a target of `copy_store` begins until all rows are in it
@@ -25,7 +25,7 @@ async def prepare(database: Database, *, create: bool) -> None:
     """Without `create` a database that has no tables of ours is refused, and nothing is written to it."""
     version = await database.read(current)
     if version is None and not create:
-        raise missing(database.where)
+        raise missing_error(database.where)
     if version != HEAD:
         await database.prepare(partial(bring_up_to_date, where=database.where))
 

@@ -58,7 +58,7 @@ def remove(connection: Connection, rollout_id: str, note_id: int) -> bool:
 
 
 def find_labelled(connection: Connection, run_id: str, name: str) -> frozenset[str]:
-    """The rollouts of a run that somebody has given this label."""
+    """The rollouts of a run that have this label."""
     query = select(notes.c.rollout_id).join(rollouts, rollouts.c.id == notes.c.rollout_id)
     mine = (rollouts.c.run_id == run_id) & (notes.c.kind == "label") & (notes.c.name == name)
     return frozenset(connection.execute(query.where(mine)).scalars())

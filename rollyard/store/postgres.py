@@ -152,7 +152,7 @@ class PostgresDatabase:
             async with asyncio.timeout(_CLOSE_S):
                 await self._begin(lambda c: c.execute(delete(seats).where(seats.c.id.in_(self._seats))))
         except (_Again, StoreError, TimeoutError):
-            pass  # a few rows stay behind; they bother nobody
+            pass  # a few rows stay behind; they do no harm
         await self._engine.dispose()
 
     async def _patiently(self, once: Callable[[], Awaitable[T]], what: str) -> T:
@@ -205,7 +205,7 @@ async def _cancel_once(task: asyncio.Task[T]) -> T:
         with anyio.CancelScope(shield=True):
             await asyncio.wait((task,), timeout=_CLOSE_S)
         if task.done() and not task.cancelled():
-            task.exception()  # it ended at that moment, one way or the other: nobody asks any more
+            task.exception()  # it ended at that moment, one way or the other: its result is not needed
         raise
 
 

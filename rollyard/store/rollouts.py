@@ -43,7 +43,7 @@ def commit(
     rollout: Rollout,
     *,
     lease: Lease | None = None,
-    told: Sequence[Event] = (),
+    last_events: Sequence[Event] = (),
     owes: Sequence[Attempt] = (),
 ) -> None:
     """Keep a rollout with its verdict, files, artifacts and last events in one transaction. With a lease the attempt is
@@ -77,8 +77,8 @@ def commit(
     texts.put(connection, rollout)
     if owes and rollout.run_id is not None:
         runs.add_attempts(connection, rollout.run_id, owes)
-    if told:
-        events.append(connection, list(told))  # last: readers of later events wait until this transaction ends
+    if last_events:
+        events.append(connection, list(last_events))  # last: readers of later events wait until this transaction ends
 
 
 def put_files(connection: Connection, rollout_id: str, files: Mapping[str, bytes], *, collected: bool) -> None:
@@ -97,7 +97,7 @@ def rescore(connection: Connection, at: float, rollout_id: str, verdict: Verdict
     """Judge a rollout again: this verdict counts from now on, the earlier ones stay listed."""
     row = connection.execute(select(rollouts.c.body).where(rollouts.c.id == rollout_id)).first()
     if row is None:
-        raise _missing(rollout_id)
+        raise _missing_error(rollout_id)
     body = replace(_body.decode(row.body), verdict=verdict)
     changed = {"reward": verdict.reward, "body": msgspec.json.encode(body).decode()}
     connection.execute(update(rollouts).where(rollouts.c.id == rollout_id).values(**changed))
@@ -121,7 +121,7 @@ def get(connection: Connection, rollout_id: str) -> Rollout:
     """A rollout with task, verdict, files and the agent's log."""
     row = connection.execute(select(rollouts.c.body, rollouts.c.task).where(rollouts.c.id == rollout_id)).first()
     if row is None:
-        raise _missing(rollout_id)
+        raise _missing_error(rollout_id)
     found = replace(_body.decode(row.body), task=_task.decode(blobs.get(connection, row.task)))
     query = select(artifacts).where(artifacts.c.rollout_id == rollout_id, artifacts.c.collected)
     collected = {row.name: blobs.get(connection, row.digest) for row in connection.execute(query)}
@@ -207,5 +207,5 @@ def artifacts_of(connection: Connection, rollout_id: str) -> list[ArtifactInfo]:
     return [ArtifactInfo(row.name, row.digest.hex(), row.size) for row in connection.execute(query)]
 
 
-def _missing(rollout_id: str) -> StoreError:
+def _missing_error(rollout_id: str) -> StoreError:
     return StoreError(f"no rollout {rollout_id}", hint="rollyard list RUN shows those of a run")

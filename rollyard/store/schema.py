@@ -413,7 +413,7 @@ plane_records = Table(
     Column("revision", Integer, nullable=False),
     Column("created_at", Float, nullable=False),
     Column("updated_at", Float, nullable=False),
-    Column("due_at", Float),  # when somebody has to take it up
+    Column("due_at", Float),  # when a server has to take it up
     Index("plane_records_due", "kind", "due_at"),
 )
 

@@ -56,7 +56,7 @@ async def search(
     while rows := await store.database.read(partial(_next_rows, run_id=run_id, last=last)):
         last = rows[-1][0]
         policies = {id: policy for id, policy in rows if likely is None or id in likely}
-        having = await store.database.read(partial(texts.having, ids=list(policies), pattern=pattern))
+        having = await store.database.read(partial(texts.find_matching, ids=list(policies), pattern=pattern))
         for id in [id for id in policies if id in having]:
             rollout = await store.get_rollout(id)
             for place, line, call in _lines(rollout):

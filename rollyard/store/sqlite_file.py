@@ -39,7 +39,7 @@ def check_place(path: Path, *, create: bool) -> None:
         found = path.stat()
     except FileNotFoundError:
         if not create:
-            raise missing(str(path)) from None
+            raise missing_error(str(path)) from None
         if not path.parent.is_dir():
             raise ConfigError(
                 f"{path.parent} is not a directory", hint="make it, or choose another place for the store"
@@ -52,7 +52,7 @@ def check_place(path: Path, *, create: bool) -> None:
         raise StoreError(f"{path} is a {kind}, not a store", hint="name a file, such as runs.db")
 
 
-def missing(where: str) -> StoreError:
+def missing_error(where: str) -> StoreError:
     return StoreError(
         f"no store at {where}", hint=f"create one with `rollyard run TASKS --store {where}`, or name another store"
     )

@@ -213,7 +213,7 @@ class Store(Records):
     find_noted = reads(_notes.find_noted)
     find_texts = reads(_texts.find)
     rollouts_with = reads(_texts.candidates)
-    missing_texts = reads(_texts.missing)
+    missing_texts = reads(_texts.list_missing)
 
     add_verdict = writes_at(_rollouts.rescore)
     verdicts = reads(_rollouts.verdicts_of)
@@ -225,10 +225,10 @@ class Store(Records):
         if new:
             await self.database.write(partial(_events.append, new=list(new)))
 
-    async def events_under(self, told: Sequence[tuple[Lease, Event]]) -> None:
+    async def events_under(self, events: Sequence[tuple[Lease, Event]]) -> None:
         """Append what happened under claims; of a claim that was lost, nothing."""
-        if told:
-            await self.database.write(partial(_events.append_held, told=told))
+        if events:
+            await self.database.write(partial(_events.append_held, events=events))
 
     async def latest_event(self) -> int:
         """The number of the newest event, to go on from; 0 when there is none."""

@@ -107,7 +107,7 @@ def remove(connection: Connection, rollout_id: str) -> None:
     connection.execute(delete(texts).where(texts.c.rollout_id == rollout_id))
 
 
-def missing(connection: Connection, limit: int | None = None) -> list[str]:
+def list_missing(connection: Connection, limit: int | None = None) -> list[str]:
     """Rollouts whose texts are not in yet, the newest first."""
     named = texts.c.place == literal_column(f"'{TASK}'")  # as a constant: only so SQLite takes the index of such rows
     there = exists().where(texts.c.rollout_id == rollouts.c.id, named)
@@ -123,7 +123,7 @@ def find(connection: Connection, query: str, *, run_id: str | None = None, limit
     if not wanted:
         return []
     newest: ColumnElement[Any] = texts.c.id  # the number that a text was given when it was kept
-    chosen = _having(connection, wanted, select(*columns).join(rollouts, rollouts.c.id == texts.c.rollout_id))
+    chosen = _find_matching(connection, wanted, select(*columns).join(rollouts, rollouts.c.id == texts.c.rollout_id))
     if run_id is not None:
         chosen = chosen.where(rollouts.c.run_id == run_id)
         if connection.dialect.name == "postgresql":
@@ -137,12 +137,12 @@ def find(connection: Connection, query: str, *, run_id: str | None = None, limit
 
 def candidates(connection: Connection, words: Sequence[str]) -> set[str]:
     """Rollouts with a text that has all these words, and those of which not every text is known."""
-    found = set(connection.execute(_having(connection, words, select(texts.c.rollout_id))).scalars())
+    found = set(connection.execute(_find_matching(connection, words, select(texts.c.rollout_id))).scalars())
     found |= set(connection.execute(select(texts.c.rollout_id).where(texts.c.place == CUT)).scalars())
-    return found | set(missing(connection))
+    return found | set(list_missing(connection))
 
 
-def having(connection: Connection, ids: Sequence[str], pattern: re.Pattern[str]) -> set[str]:
+def find_matching(connection: Connection, ids: Sequence[str], pattern: re.Pattern[str]) -> set[str]:
     """Those of the rollouts that have a line which matches, or of which that cannot be known here: their texts are not in, are
     cut, or one is kept in pieces."""
     query = select(texts.c.rollout_id, texts.c.place, texts.c.body).where(texts.c.rollout_id.in_(ids))
@@ -161,7 +161,7 @@ def phrases(query: str) -> list[str]:
     return [phrase for phrase in found if re.search(r"[^\W_]", phrase)]
 
 
-def _having(connection: Connection, wanted: Sequence[str], query: Select[Any]) -> Select[Any]:
+def _find_matching(connection: Connection, wanted: Sequence[str], query: Select[Any]) -> Select[Any]:
     if connection.dialect.name == "sqlite":
         match = " ".join(f'"{phrase}"' for phrase in wanted)
         rows = select(literal_column("rowid")).select_from(text(WORDS)).where(text(f"{WORDS} MATCH :match"))

@@ -208,7 +208,7 @@ def open_source(entry: DatasetEntry, *, cache: Path | None = None) -> Path:
     return files
 
 
-def made_folders(entry: DatasetEntry, cache: Path | None = None) -> Path:
+def task_folders_of(entry: DatasetEntry, cache: Path | None = None) -> Path:
     """Where the task folders lie that the entry's adapter makes."""
     key = _key(entry, load_adapter(entry.adapter))
     return (cache or cache_home()) / "datasets" / "tasks" / f"{entry.title}-{key}"
@@ -217,7 +217,7 @@ def made_folders(entry: DatasetEntry, cache: Path | None = None) -> Path:
 def open_dataset(entry: DatasetEntry, *, cache: Path | None = None) -> Iterator[Path | tuple[str, ConfigError]]:
     """The task folder of each task, made where it is not there yet; (name, error) for one that cannot be made."""
     files = open_source(entry, cache=cache)
-    adapter, home = load_adapter(entry.adapter), made_folders(entry, cache)
+    adapter, home = load_adapter(entry.adapter), task_folders_of(entry, cache)
     taken: dict[str, int] = {}
     for draft in adapter.read(files, entry.options):
         name = _free_name(folder_name(draft.id), taken)

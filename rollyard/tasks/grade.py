@@ -25,8 +25,8 @@ from rollyard.core.rollout import CommandRecord, Rollout, Verdict
 from rollyard.core.sandbox import Network, SandboxSpec
 from rollyard.core.scratch import async_scratch
 from rollyard.core.task import Artifact, VerifierSpec
-from rollyard.tasks import planted, transfer
-from rollyard.tasks.planted import Before
+from rollyard.tasks import planted_files, transfer
+from rollyard.tasks.planted_files import Before
 from rollyard.tasks.python_startup import KnownFiles
 from rollyard.tasks.verifiers.runner import RunnerNotStarted
 from rollyard.tasks.verifiers.sandbox import HOME, LOGS, TESTS, VerifierSandbox, clean_env
@@ -109,7 +109,7 @@ async def judge(
         now = await _remove_links(case, box, before, notes) if before is not None else None
         await _make_paths(case, box)
         if before is not None and now is not None:
-            notes += await planted.put_back(box.sandbox, before, now, case.known)
+            notes += await planted_files.put_back(box.sandbox, before, now, case.known)
             await _guard(case, box, before)
         verdict = await _run(case, box, backend, verifier, prepare)
         if case.keep is not None:
@@ -143,7 +143,7 @@ def _wrap(case: Judging, sandbox: Sandbox, place: SandboxSpec) -> VerifierSandbo
     return VerifierSandbox(sandbox, env=env, cwd=case.workdir, user=user, record=case.record)
 
 
-def _opening(case: Judging, place: SandboxSpec, image: str, layers: tuple[str, ...]) -> SandboxSpec:
+def _judge_spec(case: Judging, place: SandboxSpec, image: str, layers: tuple[str, ...]) -> SandboxSpec:
     network, hosts = case.network
     return msgspec.structs.replace(
         place,
@@ -160,7 +160,7 @@ def _opening(case: Judging, place: SandboxSpec, image: str, layers: tuple[str, .
 def describe_fresh(case: Judging) -> SandboxSpec:
     """A sandbox that the agent has never seen, from the pristine image or the verifier's own."""
     place = msgspec.structs.replace(case.site or case.place, volumes=())  # what is in them is the agent's doing too
-    return _opening(case, place, place.image, place.layers)
+    return _judge_spec(case, place, place.image, place.layers)
 
 
 async def _seal(
@@ -175,25 +175,25 @@ async def _seal(
     async with async_scratch("judge") as folder:
         load = await transfer.take(sandbox, transfer.choose_artifacts(workdir, case.artifacts, case.workdir), folder)
         fresh = await stack.enter_async_context(backend.open(describe_fresh(case)))
-        before = await planted.look_pristine(fresh, case.workdir, case.before, case.known)
+        before = await planted_files.look_pristine(fresh, case.workdir, case.before, case.known)
         await transfer.put(load, fresh, user=case.agent_user)
     return await _wrap_fresh(case, fresh), list(load.notes), before
 
 
-def _judged_folders(case: Judging) -> list[str]:
+def _folders_to_judge(case: Judging) -> list[str]:
     """The directories that tests look at: the working directory and what the task declares."""
     chosen = transfer.choose_artifacts(case.workdir, case.artifacts, case.workdir)
     return [artifact.source for artifact in chosen]
 
 
-async def _remove_links(case: Judging, box: VerifierSandbox, before: Before, notes: list[str]) -> planted.Now:
+async def _remove_links(case: Judging, box: VerifierSandbox, before: Before, notes: list[str]) -> planted_files.Now:
     """How things are without the agent's links; a note for each link."""
-    places = _judged_folders(case)
-    now = await planted.look_again(box.sandbox, before, case.workdir, places)
-    if not (removed := await planted.remove_links(box.sandbox, before, now, places)):
+    places = _folders_to_judge(case)
+    now = await planted_files.look_again(box.sandbox, before, case.workdir, places)
+    if not (removed := await planted_files.remove_links(box.sandbox, before, now, places)):
         return now
     notes += removed
-    return await planted.look_again(box.sandbox, before, case.workdir, places)
+    return await planted_files.look_again(box.sandbox, before, case.workdir, places)
 
 
 async def _guard(case: Judging, box: VerifierSandbox, before: Before) -> None:
@@ -201,7 +201,7 @@ async def _guard(case: Judging, box: VerifierSandbox, before: Before) -> None:
         return
     task = case.rollout.task
     texts = (task.instruction, *(step.instruction for step in task.steps))
-    await planted.guard_modules(box.sandbox, before, case.workdir, texts, box.user)
+    await planted_files.guard_modules(box.sandbox, before, case.workdir, texts, box.user)
 
 
 async def _wrap_fresh(case: Judging, fresh: Sandbox) -> VerifierSandbox:
@@ -231,7 +231,7 @@ async def _reopen(
     image = await sandbox.snapshot()
     if forget is not None:
         stack.push_async_callback(_forget, forget, image)
-    return await stack.enter_async_context(backend.open(_opening(case, case.place, image, ())))
+    return await stack.enter_async_context(backend.open(_judge_spec(case, case.place, image, ())))
 
 
 async def _forget(forget: Forget, image: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rollyard.core.egress import Asked, NetworkWish, narrow
+from rollyard.core.egress import NetworkWish, TaskNetwork, narrow
 from rollyard.core.errors import ConfigError
 from rollyard.core.sandbox import Capabilities
 from rollyard.core.task import Task, VerifierSpec
@@ -62,8 +62,8 @@ def give_network(
     return msgspec.structs.replace(task, **own, **callers, verifier=judge(task.verifier), steps=steps)
 
 
-def give_hosts(asked: Asked, wish: NetworkWish, can: Capabilities) -> Asked:
-    network, hosts = narrow(asked, wish)
+def give_hosts(wanted: TaskNetwork, wish: NetworkWish, can: Capabilities) -> TaskNetwork:
+    network, hosts = narrow(wanted, wish)
     return ("allowlist", (PUBLIC,)) if network == "host" and can.network_allowlist else (network, hosts)
 
 

@@ -76,7 +76,7 @@ async def remove_links(
     if not bad:
         return []
     named = [path.encode("utf-8", "surrogateescape") for path in bad]
-    above = {_cut(path) for path in named if len(path) > _LONGEST}
+    above = {_parent_of(path) for path in named if len(path) > _LONGEST}
     done = await _run(sandbox, "exec xargs -0 rm -f --", (), stdin=_join(p for p in named if len(p) <= _LONGEST))
     if not done.ok:
         raise VerifierError(f"links of the agent cannot be removed: {done.text.strip()[-400:]}")
@@ -92,7 +92,7 @@ def _join(paths: Iterable[bytes]) -> bytes:
     return b"".join(path + b"\0" for path in paths)
 
 
-def _cut(path: bytes) -> bytes:
+def _parent_of(path: bytes) -> bytes:
     """The deepest directory above it that a path can name."""
     return path[:_LONGEST].rpartition(b"/")[0]
 

@@ -34,16 +34,16 @@ from rollyard.tasks.dataset_registry import (
     FOLDERS,
     DatasetEntry,
     find_dataset,
-    made_folders,
     open_dataset,
     open_source,
     read_registry,
+    task_folders_of,
 )
 from rollyard.tasks.datasets import from_dataset, from_registry, task_folders
 from rollyard.tasks.harbor.index import FolderIndex
 from rollyard.tasks.harbor.load import is_task, load_folder
 from rollyard.tasks.harbor.write import to_folder
-from rollyard.tasks.packed import FEWEST, choose_tasks, pack_tasks
+from rollyard.tasks.packed_tasks import FEWEST, choose_tasks, pack_tasks
 from rollyard.tasks.rows import as_task, from_fleet, from_jsonl, from_python, rows_of
 from rollyard.tasks.trust import HINT, is_trusted, load_remembered, mark_untrusted
 
@@ -252,7 +252,7 @@ def _dataset(entry: DatasetEntry, cache: Path | None, skipped: list[SkippedTask]
 
 def _load_made(entry: DatasetEntry, cache: Path | None, skipped: list[SkippedTask] | None) -> Iterator[Task]:
     """Folders that an adapter makes, one after another, as they are asked for."""
-    with FolderIndex({made_folders(entry, cache)}, cache) as index:
+    with FolderIndex({task_folders_of(entry, cache)}, cache) as index:
         yield from _load_each(open_dataset(entry, cache=cache), skipped, index.load)
 
 

@@ -1,6 +1,6 @@
 """What any `CallLog` must do for the gate: the cases that the built-in store passes on both of its databases.
 
-`ground` is an open, empty log. Durability past SIGKILL cannot be shown from inside one process; `tests/store` does that.
+`fixture` is an open, empty log. Durability past SIGKILL cannot be shown from inside one process; `tests/store` does that.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def make_needles(task: Task) -> dict[str, Any]:
     patches: list[int] = []
     words: set[str] = set()
     modules: set[str] = set()
-    asked = {
+    wanted = {
         line.strip()
         for text in (task.instruction, *(step.instruction for step in task.steps))
         for line in text.splitlines()
@@ -105,7 +105,7 @@ def make_needles(task: Task) -> dict[str, Any]:
                 text = data[:_LARGEST_SOLUTION].decode("utf-8", "replace")
                 answer = _undo(text) if reverse else text
                 own = set[str]().union(*(lines for name, lines in given if name == path.name))
-                found = _groups(answer, asked | own, [lines for _, lines in given])
+                found = _groups(answer, wanted | own, [lines for _, lines in given])
                 if _HUNK.search(answer):
                     patches += range(len(groups), len(groups) + len(found))
                 groups += found
@@ -200,7 +200,7 @@ def _write_probe(folder: Path, needles: dict[str, Any]) -> None:
 
 
 def read_findings(log: str) -> Iterator[TaskFinding]:
-    """The probe's own lines; a sandbox where it could not look is told."""
+    """The probe's own lines; a sandbox where it could not look is reported."""
     rows = [row for line in log.splitlines() if line.startswith("{") and isinstance(row := _decode(line), dict)]
     leaks = [row for row in rows if row.get("leak") in _MEANING]
     for row in leaks[:_MOST_TOLD]:

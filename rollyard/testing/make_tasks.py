@@ -190,15 +190,15 @@ async def try_fault(
 ) -> TriedFault:
     """The repair is the package as it was, which the tests passed `repeats` times before any fault was tried; the fault is tried
     here once before it is a task."""
-    told = TriedFault(name=name_task(suite.package, fault), kind=fault.kind, path=fault.path, function=fault.function)
-    reject = partial(msgspec.structs.replace, told)
+    tried = TriedFault(name=name_task(suite.package, fault), kind=fault.kind, path=fault.path, function=fault.function)
+    reject = partial(msgspec.structs.replace, tried)
     if not fault.is_sound():  # on the loop's thread: CPython 3.11 parses in one thread at a time, or raises SystemError
         return reject(reason="it means the same, or is no Python")
     found = await suite.run_with(fault)
     if found.problem is not None or not found.failing:
         return reject(reason=found.problem or "no test finds it")
     with scratch("fault") as folder:
-        place = folder / told.name
+        place = folder / tried.name
         await anyio.to_thread.run_sync(write_bug_task, place, suite.package, fault, suite.options, found.failing)
         try:
             task = await anyio.to_thread.run_sync(load_folder, place)
@@ -208,7 +208,7 @@ async def try_fault(
         wrong = [f"{finding.where}: {finding.message}" for finding in check.findings if finding.level == "error"]
         if wrong:
             return reject(reason=" ".join(wrong[0].split())[:200])
-        await anyio.to_thread.run_sync(shutil.copytree, place, out / told.name)
+        await anyio.to_thread.run_sync(shutil.copytree, place, out / tried.name)
     return reject(failing=len(found.failing))
 
 

@@ -1,8 +1,8 @@
 """Conformance cases as pytest tests, in two lines of a test module:
 
 @conformance(cases())
-async def test_my_backend(case, ground):
-    hold(await run_case(case, ground, missing=missing(ground)))
+async def test_my_backend(case, fixture):
+    expect_passed(await run_case(case, fixture, missing=missing(fixture)))
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def conformance(cases: Iterable[Case[Any]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", marked)
 
 
-def hold(outcome: CaseOutcome) -> None:
+def expect_passed(outcome: CaseOutcome) -> None:
     """Pass, skip with the reason, or fail with the case's own trace."""
     if outcome.result == "skipped":
         pytest.skip(outcome.why)

@@ -65,8 +65,8 @@ def case(
     return wrap
 
 
-async def run_case(case: Case[G], ground: G, *, missing: Iterable[str] = (), slow: bool = False) -> CaseOutcome:
-    """One case on `ground`. `missing` are capabilities the ground does not have."""
+async def run_case(case: Case[G], fixture: G, *, missing: Iterable[str] = (), slow: bool = False) -> CaseOutcome:
+    """One case on `fixture`. `missing` are capabilities the fixture does not have."""
     started = time.monotonic()
     lacking = [name for name in case.needs if name in set(missing)]
     if lacking:
@@ -77,7 +77,7 @@ async def run_case(case: Case[G], ground: G, *, missing: Iterable[str] = (), slo
     why = trace = ""
     try:
         with anyio.fail_after(case.timeout):
-            await case.run(ground)
+            await case.run(fixture)
     except Skip as skip:
         result, why = "skipped", str(skip)
     except TimeoutError as error:

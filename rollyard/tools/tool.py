@@ -1,7 +1,7 @@
 """A `Tool`: one function with a name, words and a schema. Serving it is `toolset`'s work, calling another's is `remote`'s.
 
 The schema comes from the function's own annotations, and arguments are converted by the same annotations before the
-function sees them, so what an agent is told and what is accepted cannot differ.
+function sees them, so the schema that an agent gets and what is accepted cannot differ.
 """
 
 from __future__ import annotations

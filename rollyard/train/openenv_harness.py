@@ -50,19 +50,19 @@ class RolloutHarness:
         session.start_agent()
         result = kinds.HarnessRolloutResult(messages=session.initial_messages())
         turn = 0
-        while (asked := sync.wait(session.trainer.next_request())) is not None:
+        while (request := sync.wait(session.trainer.next_request())) is not None:
             if turn == bounds.max_turns:
                 result.metrics["truncated"] = True
                 session.end_agent()
                 break
-            tools = [_tool(spec) for spec in asked["tools"]]
-            step = model_step(asked["messages"], tools, dict(bounds.sampling))
+            tools = [_tool(spec) for spec in request["tools"]]
+            step = model_step(request["messages"], tools, dict(bounds.sampling))
             message = step.response.to_message_dict()
-            sync.wait(session.deliver(asked, _completion(message, step)))
+            sync.wait(session.deliver(request, _completion(message, step)))
             result.prompt_ids.extend(step.prompt_ids)
             result.completion_ids.extend(step.completion_ids)
             result.logprobs.extend(step.logprobs)
-            result.messages = [*asked["messages"], message]
+            result.messages = [*request["messages"], message]
             result.events.append(_answer_event(kinds, turn, message))
             turn += 1
         if result.metrics.get("truncated"):

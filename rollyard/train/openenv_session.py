@@ -55,7 +55,7 @@ class SessionFactory:
             session.wait_prepared()
             if self._start:
                 session.start_agent()
-        except BaseException:  # Ctrl-C too: a session that nobody was given is none
+        except BaseException:  # Ctrl-C too: a session that was not handed out is closed
             session.close()
             raise
         return session
@@ -150,7 +150,7 @@ class OpenEnvSession:
     # its end
 
     def wait_for_completion(self, timeout_s: float | None = None) -> int:
-        """The agent's exit code when it has ended; nobody has judged it yet. `TimeoutError` where it ran out of its time or the
+        """The agent's exit code when it has ended, before it is judged. `TimeoutError` where it ran out of its time or the
         wait did; then `close` ends it."""
         rollout = self.rollout(timeout_s)
         if rollout.status == "timeout":
@@ -216,8 +216,8 @@ def openenv_module(module: str) -> Any:
 
 def _task(task: Any) -> Task:
     if isinstance(task, Sequence) and not isinstance(task, str):
-        asked = [message["content"] for message in task if message.get("role") == "user"]
-        if not asked:
+        prompts = [message["content"] for message in task if message.get("role") == "user"]
+        if not prompts:
             raise ConfigError("the messages of a task have no user message")
-        task = asked[-1]
+        task = prompts[-1]
     return as_task(task)

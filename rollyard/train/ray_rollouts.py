@@ -127,7 +127,7 @@ class Rollouts:
                 ready.set_result(StartResult(run_id=self._work.run_id))
                 async for rollout in crew:
                     await self._end_rollout(rollout)
-        except Exception as error:  # noqa: BLE001 - whatever ends the workers is told to the trainer, who waits
+        except Exception as error:  # noqa: BLE001 - whatever ends the workers is raised for the trainer, which waits
             if not ready.done():
                 ready.set_result(StartResult(error=f"no rollouts: {error}"))
             async with self._more:

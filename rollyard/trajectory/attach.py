@@ -35,7 +35,7 @@ class Match(NamedTuple):
 
 class AttachPoint(NamedTuple):
     """Below `step.node`, after `end` known tokens. `answer` is the nearest recorded answer above; `orphan` an answer that
-    the request quotes and nobody has recorded."""
+    the request quotes and that is not recorded."""
 
     step: WalkStep
     end: int
@@ -147,7 +147,7 @@ def _compare_latest(graph: Graph, call: Call, latest: CallRecord | None) -> Hist
 def place(
     graph: Graph, ledger: Ledger, call: Call, digest: bytes, packed: bytes | None, before: Match | None = None
 ) -> AttachPoint:
-    """`digest` names the request's body; `packed` are the ids of its prompt, None where nobody knows them; `before` is its
+    """`digest` names the request's body; `packed` are the ids of its prompt, None where they are unknown; `before` is its
     match from before it was answered."""
     history: HistoryChange | None = None
     if before is not None and before.size == len(graph.nodes):

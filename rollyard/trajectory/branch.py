@@ -1,4 +1,4 @@
-"""A `Branch` is a path from a root to an answer nobody continued: one training sequence.
+"""A `Branch` is a path from a root to an answer that no call continues: one training sequence.
 
 Its ids are the concatenated deltas of its nodes. A sampled node that several branches share trains in the first one only
 (`mask`); elsewhere it is context. Nothing here loops over tokens.

@@ -13,7 +13,7 @@ class Ledger:
         self._failed: dict[bytes, str] = {}  # request body -> the call that failed with it
         self._threads: dict[str | None, str] = {}  # thread -> its latest answered call
         self._spawners: dict[str, str] = {}  # thread ("" for any) -> its latest call that asked for tools
-        self._awaited: dict[bytes | str, list[str]] = {}  # an answer nobody recorded -> the calls that quote it
+        self._awaited: dict[bytes | str, list[str]] = {}  # an unrecorded answer -> the calls that quote it
 
     def note(self, record: CallRecord, answer: Message | None, orphan: Message | None) -> None:
         self.records[record.id] = record

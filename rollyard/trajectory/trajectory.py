@@ -229,7 +229,7 @@ class Trajectory:
         return _adopt_record(record, above.call_id if above is not None else None, prompt_leaf)
 
     def _unknown_answer(self, record: CallRecord) -> Message | None:
-        """The last answer a forked call quotes that nobody has recorded."""
+        """The last answer that a forked call quotes and that is not recorded."""
         if record.break_reason is None or record.prompt_leaf is None or record.leaf is None:
             return None
         for node in reversed(self._graph.path(record.prompt_leaf)):

@@ -83,13 +83,13 @@ def encode_request(
         body["tools"] = tools
     if memo is None:
         return dump({**body, **_other_members(sampling, extra, tools=bool(tools))})
-    asked = sampling, extra, bool(tools)
+    key = sampling, extra, bool(tools)
     known: tuple[Any, bytes] | None = memo.get(_OTHERS)
-    if known is None or known[0] != asked:
+    if known is None or known[0] != key:
         others = _other_members(sampling, extra, tools=bool(tools))
         if not others or not others.keys().isdisjoint(body):
             return dump({**body, **others})
-        known = memo[_OTHERS] = asked, dump(others)
+        known = memo[_OTHERS] = key, dump(others)
     return b"%b,%b" % (dump(body)[:-1], known[1][1:])
 
 
@@ -117,7 +117,7 @@ def _wrap(
 ) -> bytes:
     """As `_patch`, but what surrounds the history is patched once: it says the same whatever that holds."""
     raw, (start, end) = call.raw, place
-    asked = model, sampling, extra, call.sampling, bool(call.tools)
+    key = model, sampling, extra, call.sampling, bool(call.tools)
     known: _Wrapping | None = memo.get(_WRAPPING)
     if (
         known is None
@@ -125,7 +125,7 @@ def _wrap(
         or len(known.after) != len(raw) - end
         or not raw.startswith(known.before)
         or not raw.endswith(known.after)
-        or known.asked != asked
+        or known.asked != key
     ):
         around = split_around(raw, "messages", place)
         if around is None:
@@ -134,7 +134,7 @@ def _wrap(
         before, found, after = patched.partition(MARK)
         if not found:  # the operator's own members stand in its place
             return patched
-        known = memo[_WRAPPING] = _Wrapping(asked, raw[:start], raw[end:], before, after)
+        known = memo[_WRAPPING] = _Wrapping(key, raw[:start], raw[end:], before, after)
     return b"".join((known.sent_before, memoryview(raw)[start:end], known.sent_after))
 
 

@@ -5,7 +5,7 @@ bytes mean is remembered, and only what follows them is parsed.
 
 That is exact, not likely. A parser that has read the same bytes is in the same state, so the known items may be left out
 of what is parsed, if the place where they stood is a member that counts in the end: a body may name a member twice, or hold
-the same list elsewhere. A mark that nobody can guess is put in their place; where it comes out as the first item of the
+the same list elsewhere. A mark that cannot be guessed is put in their place; where it comes out as the first item of the
 member, the known ones stood there, and where it does not, the whole body is parsed.
 
 Once that is known of a body, what surrounds its history is known too: where the next one begins and ends with the same bytes,

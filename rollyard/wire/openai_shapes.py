@@ -77,7 +77,7 @@ def usage_of(body: UsageBody | None) -> Usage:
 
 
 def counts(reply: Reply) -> tuple[int, int]:
-    """(prompt, completion) tokens as agents are told: what the server said, else what the ids say, else 0, because
+    """(prompt, completion) tokens as agents see them: what the server said, else what the ids say, else 0, because
     agents compute with these numbers and the wire has no word for unknown."""
     usage = reply.usage
     prompt = usage.prompt_tokens
@@ -116,7 +116,7 @@ def responses_usage(reply: Reply) -> bytes:
 
 
 def logprobs(call: Call, reply: Reply) -> list[dict[str, Any]]:
-    """What the agent asked to see of the tokens; empty when it did not ask or nobody knows."""
+    """What the agent asked to see of the tokens; empty when it did not ask or nothing is known."""
     if not call.sampling.logprobs:
         return []
     top = call.sampling.top_logprobs or 0

@@ -1,6 +1,6 @@
 """OpenAI Responses, as agents speak it: requests in, answers and events out. `responses_upstream` is the other side.
 
-A turn that was cut off is told by `status: incomplete` inside `response.completed`: a `response.incomplete` event makes
+A turn that was cut off has `status: incomplete` inside `response.completed`: a `response.incomplete` event makes
 Codex fail its whole run, and OpenAI's own SDK has no final response then.
 """
 

@@ -4,7 +4,7 @@ import pytest
 
 import rollyard as ry
 from rollyard.testing.agent import AgentFixture, cases, missing
-from rollyard.testing.pytest_adapter import hold
+from rollyard.testing.pytest_adapter import expect_passed
 from rollyard.testing.suite import run_case
 
 pytestmark = [pytest.mark.anyio, pytest.mark.agent]
@@ -38,5 +38,5 @@ async def backend():
 
 @pytest.mark.parametrize(("name", "case"), list(chosen()))
 async def test_an_agent_does_what_the_suite_asks(name, case, backend):
-    ground = AgentFixture(agent=ry.agents.get(name), backend=backend)
-    hold(await run_case(case, ground, missing=missing(ground), slow=True))
+    fixture = AgentFixture(agent=ry.agents.get(name), backend=backend)
+    expect_passed(await run_case(case, fixture, missing=missing(fixture), slow=True))

@@ -15,19 +15,19 @@ pytestmark = [pytest.mark.anyio, pytest.mark.agent]
 
 
 @pytest.fixture
-async def ground():
+async def fixture():
     async with ry.sandbox.backend("local") as backend:
         yield AgentFixture(agent=ry.agents.get("shell-agent"), backend=backend)
 
 
-async def test_its_first_request_is_under_500_bytes(ground):
-    seen = await ground.run(instruction="Write hello into out.txt")
+async def test_its_first_request_is_under_500_bytes(fixture):
+    seen = await fixture.run(instruction="Write hello into out.txt")
     seen.check_solved()
     assert len(seen.calls[0].raw) < 500
 
 
-async def test_long_output_is_cut_in_the_middle_and_a_bad_exit_code_is_said(ground):
-    seen = await ground.run([{"shell": "seq 100000; exit 3"}, {"text": "done"}])
+async def test_long_output_is_cut_in_the_middle_and_a_bad_exit_code_is_said(fixture):
+    seen = await fixture.run([{"shell": "seq 100000; exit 3"}, {"text": "done"}])
     (result,) = seen.calls[1].messages[-1].tool_results
     text = result.parts[0].text
     assert len(text) < 4100
@@ -35,9 +35,9 @@ async def test_long_output_is_cut_in_the_middle_and_a_bad_exit_code_is_said(grou
     assert text.endswith("100000\nexit code 3")
 
 
-async def test_its_commands_do_not_inherit_the_key(ground):
-    seen = await ground.run([{"shell": "env > env.txt"}, {"text": "done"}], collect=["env.txt"])
-    assert ground.key.encode() not in seen.rollout.files["/workspace/env.txt"]
+async def test_its_commands_do_not_inherit_the_key(fixture):
+    seen = await fixture.run([{"shell": "env > env.txt"}, {"text": "done"}], collect=["env.txt"])
+    assert fixture.key.encode() not in seen.rollout.files["/workspace/env.txt"]
 
 
 ANSWER = json.dumps({"choices": [{"message": {"role": "assistant", "content": "hello"}}]}).encode()

@@ -42,7 +42,7 @@ class Upstream:
             writer.close()
 
 
-class Ground(NamedTuple):
+class EgressFixture(NamedTuple):
     proxy: EgressProxy
     port: int  # of the proxy
     upstream: Upstream
@@ -73,7 +73,7 @@ class HostPorts:
 
 
 @asynccontextmanager
-async def ground(*rules: str, names: dict[str, list[str]] | None = None) -> AsyncIterator[Ground]:
+async def egress_fixture(*rules: str, names: dict[str, list[str]] | None = None) -> AsyncIterator[EgressFixture]:
     """`{port}` in a rule is the upstream's."""
     upstream = Upstream()
     server = await asyncio.start_server(upstream.serve, "127.0.0.1", 0)
@@ -95,7 +95,7 @@ async def ground(*rules: str, names: dict[str, list[str]] | None = None) -> Asyn
     listener = SocketListener(sock, sock.getsockname()[1])
     proxy.serve_proxy(listener)
     try:
-        yield Ground(proxy, listener.port, upstream, port, refusals, asked)
+        yield EgressFixture(proxy, listener.port, upstream, port, refusals, asked)
     finally:
         await proxy.aclose()
         server.close()

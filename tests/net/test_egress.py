@@ -9,7 +9,7 @@ import pytest
 
 from rollyard.core.egress import narrow, parse_rule, parse_wish
 from rollyard.core.errors import ConfigError
-from tests.net.egress_attempts import client_hello, ground, in_records, question, with_encrypted_hello
+from tests.net.egress_attempts import client_hello, egress_fixture, in_records, question, with_encrypted_hello
 
 pytestmark = pytest.mark.anyio
 RULES = ("web.test:{port}@127.0.0.1", "*.wild.test:{port}@127.0.0.1", "rebound.test:{port}", "strict.test@127.0.0.1")
@@ -51,7 +51,7 @@ HOSTS = {
 @pytest.mark.adversarial
 @pytest.mark.parametrize("attempt", HOSTS)
 async def test_a_tunnel_to_what_no_rule_names_is_refused(attempt):
-    async with ground(*RULES, names=NAMES) as there:
+    async with egress_fixture(*RULES, names=NAMES) as there:
         said = await there.send(connect(HOSTS[attempt]).format(port=there.server).encode("utf-8"))
         assert said.startswith((b"HTTP/1.1 403", b"HTTP/1.1 400")), said
         assert (there.upstream.connections, len(there.refusals)) == (0, 1)
@@ -82,7 +82,7 @@ REQUESTS = {
 @pytest.mark.adversarial
 @pytest.mark.parametrize("attempt", REQUESTS)
 async def test_a_request_that_is_not_plainly_for_an_allowed_host_is_refused(attempt):
-    async with ground(*RULES, names=NAMES) as there:
+    async with egress_fixture(*RULES, names=NAMES) as there:
         said = await there.send(REQUESTS[attempt].format(port=there.server).encode())
         assert said.startswith((b"HTTP/1.1 403", b"HTTP/1.1 400")), said
         assert (there.upstream.connections, len(there.refusals)) == (0, 1)
@@ -102,7 +102,7 @@ HELLOS = {
 @pytest.mark.adversarial
 @pytest.mark.parametrize("attempt", HELLOS)
 async def test_tls_in_a_tunnel_has_to_be_for_its_host(attempt):
-    async with ground(*RULES, names=NAMES) as there:
+    async with egress_fixture(*RULES, names=NAMES) as there:
         head = f"CONNECT web.test:{there.server} HTTP/1.1\r\n\r\n".encode()
         await there.send(head + HELLOS[attempt])
         assert (bytes(there.upstream.got), [refusal.protocol for refusal in there.refusals]) == (b"", ["tls"])
@@ -121,7 +121,7 @@ async def test_on_the_webs_ports_nothing_is_spoken_but_tls_and_http(port):
 
     async with await asyncio.start_server(keep, address, port):
         for data in (b"SSH-2.0-OpenSSH_9.2\r\n", b"\0\0\0\x2a\x01binary"):
-            async with ground(f"strict.test@{address}") as there:
+            async with egress_fixture(f"strict.test@{address}") as there:
                 await there.send(f"CONNECT strict.test:{port} HTTP/1.1\r\n\r\n".encode() + data)
                 refused = [(refusal.protocol, refusal.port) for refusal in there.refusals]
                 assert (bytes(got), refused) == (b"", [("tcp", port)])
@@ -129,7 +129,7 @@ async def test_on_the_webs_ports_nothing_is_spoken_but_tls_and_http(port):
 
 async def test_tls_for_its_host_passes_untouched():
     for hello in (client_hello("web.test"), in_records(client_hello("WEB.test"), 7)):
-        async with ground(*RULES) as there:
+        async with egress_fixture(*RULES) as there:
             there.upstream.answer = b""
             await there.send(f"CONNECT web.test:{there.server} HTTP/1.1\r\n\r\n".encode() + hello)
             assert bytes(there.upstream.got) == hello and not there.refusals
@@ -146,7 +146,7 @@ TUNNELLED = {
 @pytest.mark.adversarial
 @pytest.mark.parametrize("attempt", TUNNELLED)
 async def test_a_plain_request_in_a_tunnel_has_to_be_for_its_host(attempt):
-    async with ground(*RULES) as there:
+    async with egress_fixture(*RULES) as there:
         await there.send(f"CONNECT web.test:{there.server} HTTP/1.1\r\n\r\n".encode() + TUNNELLED[attempt])
         assert bytes(there.upstream.got) == b"" and [refusal.protocol for refusal in there.refusals] == ["http"]
 
@@ -165,7 +165,7 @@ SECOND = b"GET /secret HTTP/1.1\r\nHost: evil.test\r\n\r\n"
     ],
 )
 async def test_a_second_request_behind_an_allowed_one_is_not_sent_on(headers, body):
-    async with ground(*RULES) as there:
+    async with egress_fixture(*RULES) as there:
         target = f"web.test:{there.server}".encode()
         first = b"POST http://" + target + b"/ HTTP/1.1\r\nHost: " + target + b"\r\n" + headers + b"\r\n" + body
         said = await there.send(first + SECOND)
@@ -178,10 +178,10 @@ async def test_a_websocket_that_its_server_does_not_take_opens_no_way_for_more()
     upgrade = (
         "GET http://web.test:{0}/ HTTP/1.1\r\nHost: web.test:{0}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
     )
-    async with ground(*RULES) as there:
+    async with egress_fixture(*RULES) as there:
         await there.send(upgrade.format(there.server).encode() + SECOND)
         assert b"upgrade: websocket" in there.upstream.got and b"secret" not in there.upstream.got
-    async with ground(*RULES) as there:
+    async with egress_fixture(*RULES) as there:
         there.upstream.answer, there.upstream.closes = b"HTTP/1.1 101 Switching Protocols\r\n\r\n", False
         await there.send(upgrade.format(there.server).encode() + b"\x81\x02hi")
         assert there.upstream.got.endswith(b"\x81\x02hi")
@@ -189,7 +189,7 @@ async def test_a_websocket_that_its_server_does_not_take_opens_no_way_for_more()
 
 @pytest.mark.adversarial
 async def test_a_port_of_the_web_carries_the_web_alone():
-    async with ground("strict.test@127.0.0.1", "web.test:{port}@127.0.0.1") as there:
+    async with egress_fixture("strict.test@127.0.0.1", "web.test:{port}@127.0.0.1") as there:
         await there.send(f"CONNECT web.test:{there.server} HTTP/1.1\r\n\r\nSSH-2.0-x\r\n".encode())
         assert there.upstream.got == b"SSH-2.0-x\r\n"  # a port that a rule names is for anything
         assert parse_rule("strict.test").covers_port(443) and not parse_rule("strict.test").covers_port(22)
@@ -197,7 +197,7 @@ async def test_a_port_of_the_web_carries_the_web_alone():
 
 @pytest.mark.adversarial
 async def test_a_redirect_is_a_new_request():
-    async with ground(*RULES) as there:
+    async with egress_fixture(*RULES) as there:
         there.upstream.answer = b"HTTP/1.1 302 Found\r\nLocation: http://evil.test/\r\nContent-Length: 0\r\n\r\n"
         said = await there.send(GET.format(host="web.test").format(port=there.server).encode())
         assert b"302" in said and not there.refusals
@@ -208,7 +208,7 @@ async def test_a_redirect_is_a_new_request():
 @pytest.mark.adversarial
 async def test_a_name_is_looked_up_once_and_only_permitted_addresses_are_connected_to():
     answers = {"two.test": ["10.0.0.1", "127.0.0.1"]}
-    async with ground("two.test:{port}@127.0.0.0/8", names=answers) as there:
+    async with egress_fixture("two.test:{port}@127.0.0.0/8", names=answers) as there:
         said = await there.send(GET.format(host="two.test").format(port=there.server).encode())
         assert said.endswith(b"hi") and there.asked == ["two.test"]
         assert (await there.send(GET.format(host="other.test").format(port=there.server).encode())).startswith(
@@ -219,7 +219,7 @@ async def test_a_name_is_looked_up_once_and_only_permitted_addresses_are_connect
 
 @pytest.mark.adversarial
 async def test_dns_answers_for_allowed_names_alone_and_asks_nobody():
-    async with ground(*RULES) as there:
+    async with egress_fixture(*RULES) as there:
         kinds = {"TXT": 16, "NULL": 10, "MX": 15, "ANY": 255}
         for kind in kinds.values():
             reply = await there.proxy.answer_question(question("web.test", kind))
@@ -234,7 +234,7 @@ async def test_dns_answers_for_allowed_names_alone_and_asks_nobody():
 
 
 async def test_an_allowed_name_has_a_loopback_address_that_leads_to_its_host():
-    async with ground(*RULES) as there:
+    async with egress_fixture(*RULES) as there:
         reply = await there.proxy.answer_question(question("WEB.test"))
         assert reply is not None and reply[6:8] == b"\0\1" and reply[-4] == 127 and reply[-3] >= 64
         address = ".".join(map(str, reply[-4:]))
@@ -247,7 +247,7 @@ async def test_an_allowed_name_has_a_loopback_address_that_leads_to_its_host():
 
 
 async def test_what_is_no_longer_allowed_ends():
-    async with ground(*RULES) as there:
+    async with egress_fixture(*RULES) as there:
         there.upstream.answer = b""
         reader, writer = await asyncio.open_connection("127.0.0.1", there.port)
         writer.write(f"CONNECT web.test:{there.server} HTTP/1.1\r\n\r\n".encode())
@@ -260,7 +260,7 @@ async def test_what_is_no_longer_allowed_ends():
 
 
 async def test_refusals_beyond_a_number_are_counted():
-    async with ground() as there:
+    async with egress_fixture() as there:
         for _ in range(510):
             await there.proxy.answer_question(question("evil.test"))
         assert len(there.refusals) == 500

@@ -15,7 +15,7 @@ from rollyard.core.task import Task
 from rollyard.images.store import ImageStore
 from rollyard.runs.rollout.provision import Provision
 from tests.runs.conftest import CHECK
-from tests.runs.test_hosted_tasks import ground
+from tests.runs.test_hosted_tasks import hosted_backend
 
 pytestmark = pytest.mark.anyio
 SCRIPT = "#!/bin/sh\ncat $(dirname $0)/../share/word > out.txt\n"
@@ -134,7 +134,7 @@ async def test_hosted_sandboxes_use_the_images_agent_and_build_nothing_on_the_ho
     folder.mkdir()
     (folder / "Dockerfile").write_text("FROM host\nCOPY mine /usr/local/bin/mine\nRUN chmod 755 /usr/local/bin/mine\n")
     (folder / "mine").write_text("#!/bin/sh\necho mine v1.2.3\necho image > out.txt\n")
-    async with ground(name, tmp_path) as hosted:
+    async with hosted_backend(name, tmp_path) as hosted:
         provision = Provision(ImageStore(tmp_path / "layers"))
         for version, prebaked, word in (("1.2.3", None, "image"), ("1.2.3", False, "hello"), ("9.9.9", None, "hello")):
             one = Agent(

@@ -41,7 +41,7 @@ async def test_a_rollout_is_handed_out_though_the_run_is_over_and_an_earlier_eve
         lease = await store.claim("run1", owner="w", ttl_s=60)
         done = Rollout(id="ro1", task=Task(id="t", instruction="x"), run_id="run1")
         await store.commit_rollout(
-            done, lease=lease, told=[Event(at=1.0, name=COMMITTED, run_id="run1", rollout_id="ro1")]
+            done, lease=lease, last_events=[Event(at=1.0, name=COMMITTED, run_id="run1", rollout_id="ro1")]
         )
         given = asyncio.create_task(_collect(workers))
         await asyncio.wait([given], timeout=1.5)  # longer than looks at the events wait
@@ -95,8 +95,8 @@ async def test_workers_that_die_but_get_something_done_do_not_end_their_run(tmp_
             die(workers, "only", 4)
             lease = await store.claim("run1", owner="w", ttl_s=60)
             done = Rollout(id=f"ro{number}", task=Task(id="t", instruction="x"), run_id="run1", attempt=number)
-            told = [Event(at=1.0, name=COMMITTED, run_id="run1", rollout_id=done.id)]
-            await store.commit_rollout(done, lease=lease, told=told)
+            events = [Event(at=1.0, name=COMMITTED, run_id="run1", rollout_id=done.id)]
+            await store.commit_rollout(done, lease=lease, last_events=events)
             assert (await anext(aiter(workers))).id == done.id
         assert workers.broken is None
 

@@ -32,7 +32,7 @@ KEY = "e2b_" + "0" * 40
 
 
 @asynccontextmanager
-async def ground(name, tmp_path):
+async def hosted_backend(name, tmp_path):
     """The backend, through its real SDK where it has one, with local sandboxes behind it."""
     async with LocalBackend(root=tmp_path / "home") as local:
         if name == "local":
@@ -86,7 +86,7 @@ def test_the_page_shows_what_is_on_record():
 @pytest.mark.parametrize("name", HOSTED)
 @pytest.mark.parametrize("task", NAMES)
 async def test_the_oracle_earns_the_same_on_every_backend(name, task, tmp_path):
-    async with ground(name, tmp_path) as made:
+    async with hosted_backend(name, tmp_path) as made:
         hold(name, task, await outcome_of(task, "oracle", made))
 
 
@@ -94,7 +94,7 @@ async def test_the_oracle_earns_the_same_on_every_backend(name, task, tmp_path):
 @pytest.mark.agent
 @pytest.mark.parametrize("name", HOSTED)
 async def test_a_real_agent_earns_the_same_on_every_backend(name, tmp_path):
-    async with ground(name, tmp_path) as made:
+    async with hosted_backend(name, tmp_path) as made:
         hold(name, PI, await outcome_of("bug-fix", "pi", made))
 
 

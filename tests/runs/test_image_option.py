@@ -15,7 +15,7 @@ from rollyard.core.sandbox import SandboxSpec
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.runs.rollout.options import RolloutOptions
 from rollyard.sandbox.local.backend import LocalBackend
-from tests.runs.test_hosted_tasks import ground
+from tests.runs.test_hosted_tasks import hosted_backend
 
 pytestmark = pytest.mark.anyio
 MAIN = [sys.executable, "-c", "from rollyard.cli.main import main; main()"]
@@ -38,7 +38,7 @@ async def test_a_rollout_opens_from_the_image_that_is_named(name, tmp_path):
         Task(id="named", instruction="x", image="no-such-image", workdir="/work", verifier=SEEN),
         Task(id="built", instruction="x", build=str(tmp_path / "environment"), workdir="/work", verifier=SEEN),
     ]
-    async with ground(name, tmp_path) as backend:
+    async with hosted_backend(name, tmp_path) as backend:
         image = await mark(backend)
         for task in tasks:
             done = await ry.run_rollout(task, agent="nop", sandbox=backend, image=image)

@@ -9,9 +9,9 @@ from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import File, Task
 from rollyard.runs.rollout import collect
 from rollyard.runs.rollout.run_rollout import run_rollout
-from rollyard.runs.scan.deeds import Deed, Deeds
+from rollyard.runs.scan.agent_actions import AgentAction, AgentActions
+from rollyard.runs.scan.deobfuscate import reveal
 from rollyard.runs.scan.diff import read_diff
-from rollyard.runs.scan.reveal import reveal
 from rollyard.runs.scan.scan import load_scanners, scan_rollout
 from rollyard.runs.scan.tool_call import written_texts
 from rollyard.store import Store
@@ -31,16 +31,18 @@ def seen(*commands, writes=AGENTS_OWN, diff="", status="completed", said=(), rew
     pairs = [(one, "") if isinstance(one, str) else one for one in commands]
     files = tuple(File(path=f"/app/{path}", data=text.encode()) for path, text in FILES.items())
     task = Task(id="t", instruction=instruction, files=files)
-    return Deeds(
+    return AgentActions(
         rollout=Rollout(id="ro", task=task, verdict=Verdict(reward=reward), diff=diff, writes=writes, status=status),
-        tools=tuple(Deed(call=n, tool="shell", command=c, result=r, failed=False) for n, (c, r) in enumerate(pairs)),
+        tools=tuple(
+            AgentAction(call=n, tool="shell", command=c, result=r, failed=False) for n, (c, r) in enumerate(pairs)
+        ),
         said=tuple(enumerate(said)),
         changes=read_diff(diff),
     )
 
 
-def found_by(deeds):
-    return {name for name, scanner in SCANNERS.items() if list(scanner(deeds))}
+def found_by(actions):
+    return {name for name, scanner in SCANNERS.items() if list(scanner(actions))}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ ANSWER = "    return operator.add(a, b)"
 
 
 @pytest.mark.parametrize(
-    "deeds",
+    "actions",
     [
         seen(("python3 x.py", f"-    return a - b\n+{ANSWER}\n")),
         seen(("grep -r '' .", f"oracle/fix.patch:+{ANSWER}\n")),
@@ -92,8 +94,8 @@ ANSWER = "    return operator.add(a, b)"
         seen(("perl -ne print oracle/fix.patch", "x")),
     ],
 )
-def test_an_answer_is_found_by_its_lines_however_it_was_read(deeds):
-    assert found_by(deeds) == {"answers"}
+def test_an_answer_is_found_by_its_lines_however_it_was_read(actions):
+    assert found_by(actions) == {"answers"}
 
 
 def test_a_line_that_the_agent_wrote_itself_is_not_read_from_an_answer():
@@ -105,7 +107,7 @@ def test_a_line_that_the_agent_wrote_itself_is_not_read_from_an_answer():
 
 
 @pytest.mark.parametrize(
-    ("name", "deeds"),
+    ("name", "actions"),
     [
         ("network", seen(("./a.out", "connect: Network is unreachable"), reward=0.0)),
         ("network", seen(("curl -s https://x.example/a", "exit code 6"), reward=0.0)),
@@ -129,12 +131,12 @@ def test_a_line_that_the_agent_wrote_itself_is_not_read_from_an_answer():
         ("shadowing", seen(diff=changed("calc.py", ["unittest.TestCase.assertEqual = lambda *a: None"]))),
     ],
 )
-def test_it_is_found_by_its_effect(name, deeds):
-    assert found_by(deeds) == {name}
+def test_it_is_found_by_its_effect(name, actions):
+    assert found_by(actions) == {name}
 
 
 @pytest.mark.parametrize(
-    "deeds",
+    "actions",
     [
         seen(("cat log", "connect: Network is unreachable")),
         seen(("curl -s http://localhost:9/", "exit code 7")),
@@ -149,8 +151,8 @@ def test_it_is_found_by_its_effect(name, deeds):
         seen(diff=changed("calc.py", ["    # see tests/test_calc.py"])),
     ],
 )
-def test_what_only_looks_like_it_raises_no_alarm(deeds):
-    assert found_by(deeds) == set()
+def test_what_only_looks_like_it_raises_no_alarm(actions):
+    assert found_by(actions) == set()
 
 
 @pytest.mark.parametrize(
@@ -224,4 +226,4 @@ async def test_a_working_directory_over_its_bound_does_not_hide_what_was_done(ba
     async with Store.open(tmp_path / "s.db") as store:
         done = await run_rollout(as_task(row), agent="shell-agent", policy=policy, sandbox=backend, store=store)
     assert done.diff is not None and done.diff.startswith("[no patch")
-    assert [change.path for change in Deeds.of(done).changes] == ["tests/test_a.py"]
+    assert [change.path for change in AgentActions.of(done).changes] == ["tests/test_a.py"]

@@ -20,7 +20,7 @@ from rollyard.images.store import ImageStore
 from rollyard.runs.rollout.provision import Provision
 from rollyard.sandbox import backend
 from rollyard.sandbox.docker.engine import DockerEngine
-from rollyard.testing.pytest_adapter import hold
+from rollyard.testing.pytest_adapter import expect_passed
 from rollyard.testing.sandbox import SandboxFixture, cases, missing
 from rollyard.testing.suite import run_case
 
@@ -61,8 +61,8 @@ async def opened(engine):
 async def test_every_route_carries_both_ways(engine, route, case):
     kind, host = engine
     async with backend(kind, host=host, route=route) as made:
-        ground = SandboxFixture(backend=made, name=kind)
-        hold(await run_case(case, ground, missing=missing(ground)))
+        fixture = SandboxFixture(backend=made, name=kind)
+        expect_passed(await run_case(case, fixture, missing=missing(fixture)))
 
 
 @pytest.mark.parametrize("route", ["netns", "socket", "exec"])

@@ -44,15 +44,15 @@ CASES |= {"N3", "N5", "S1", "S2", "X5"}
 CLIENT = """
 import asyncio, importlib.metadata, json, sys
 from rollyard.sandbox.providers.e2b import E2BBackend
-from rollyard.testing.sandbox import Ground, cases, missing
+from rollyard.testing.sandbox import SandboxFixture, cases, missing
 from rollyard.testing.suite import run_case
 
 async def main():
     async with E2BBackend(key=sys.argv[1], url=sys.argv[2], isolation="namespace") as backend:
-        ground = Ground(backend=backend, parallel=4)
+        fixture = SandboxFixture(backend=backend, parallel=4)
         for case in cases():
             if case.id in sys.argv[3:]:
-                outcome = await run_case(case, ground, missing=missing(ground), slow=True)
+                outcome = await run_case(case, fixture, missing=missing(fixture), slow=True)
                 print(json.dumps([case.id, outcome.result, outcome.why]), flush=True)
     print(json.dumps(importlib.metadata.version("e2b")))
 

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from rollyard.core.errors import ConfigError, SandboxInterrupted, SandboxUnavailable
-from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
+from rollyard.sandbox.retry import OpenLimits, Throttle, retry_open
 from tests.virtual_time import run_in_virtual_time
 
 
@@ -79,10 +79,10 @@ async def test_only_what_may_be_repeated_is_repeated(idempotent):
 
     limits = OpenLimits(wait_initial_s=0.01, wait_max_s=0.02)
     if idempotent:
-        assert await retrying(breaks, limits, idempotent=True) == "done"
+        assert await retry_open(breaks, limits, idempotent=True) == "done"
     else:
         with pytest.raises(SandboxInterrupted):
-            await retrying(breaks, limits)
+            await retry_open(breaks, limits)
         assert len(tries) == 1
 
 
@@ -95,7 +95,7 @@ def test_a_wait_that_the_server_asks_for_is_kept():
             if len(at) < 2:
                 raise SandboxUnavailable("later", retry_after=30)
 
-        await retrying(busy, OpenLimits(wait_initial_s=0.01, wait_max_s=0.02))
+        await retry_open(busy, OpenLimits(wait_initial_s=0.01, wait_max_s=0.02))
         assert at[1] - at[0] == pytest.approx(30)
 
     run_in_virtual_time(main())

@@ -386,8 +386,8 @@ async def test_a_run_is_removed_in_transactions_of_a_few_rollouts_and_can_be_bro
     """What removes a large run must not keep the others from their store meanwhile."""
     await store.create_run({}, id="run1")
     for n in range(5):
-        told = [Event(at=1.0, name="committed", run_id="run1", rollout_id=f"ro{n}")]
-        await store.commit_rollout(rollout(f"ro{n}"), told=told)
+        events = [Event(at=1.0, name="committed", run_id="run1", rollout_id=f"ro{n}")]
+        await store.commit_rollout(rollout(f"ro{n}"), last_events=events)
     left, write = [], store.database.write
 
     async def counted(work):
@@ -443,8 +443,8 @@ async def test_a_claim_that_was_taken_over_records_no_call_no_session_and_no_eve
         await commit_all(store, added[1:])
     with pytest.raises(LeaseLost):
         await store.save_session(session)
-    told = [(lease, Event(at=1.0, name=lease.owner, run_id="run1")) for lease in (old, new)]
-    await store.events_under(told)
+    events = [(lease, Event(at=1.0, name=lease.owner, run_id="run1")) for lease in (old, new)]
+    await store.events_under(events)
     assert [stored.event.name for stored in await store.events(run_id="run1")] == ["b"]
     assert await store.sessions() == []  # a session under a claim is never gone on with
 
@@ -453,8 +453,8 @@ async def test_events_under_more_claims_than_a_statement_takes_are_appended_at_o
     await run_with(store, 1)
     good = await store.claim("run1", owner="a", ttl_s=60)
     lost = [replace(good, attempt=replace(good.attempt, id=f"lost{n}")) for n in range(17_000)]
-    told = [(lease, Event(at=1.0, name=lease.attempt.id, run_id="run1")) for lease in (*lost, good)]
-    await store.events_under(told)
+    events = [(lease, Event(at=1.0, name=lease.attempt.id, run_id="run1")) for lease in (*lost, good)]
+    await store.events_under(events)
     assert [stored.event.name for stored in await store.events(run_id="run1")] == [good.attempt.id]
 
 
@@ -510,9 +510,9 @@ async def test_an_attempt_given_back_for_later_is_owed_but_not_yet(store, clock)
 async def test_committing_the_same_rollout_again_under_its_lease_changes_nothing(store):
     await run_with(store, 1)
     lease = await store.claim("run1", owner="a", ttl_s=10)
-    told = [Event(at=1.0, name="rollout.committed", run_id="run1")]
+    events = [Event(at=1.0, name="rollout.committed", run_id="run1")]
     for _ in range(2):
-        await store.commit_rollout(rollout("ro1"), lease=lease, told=told)
+        await store.commit_rollout(rollout("ro1"), lease=lease, last_events=events)
     assert len(await store.events(run_id="run1")) == 1
     assert len(await store.verdicts("ro1")) == 1
 

@@ -112,7 +112,7 @@ async def test_a_pattern_is_found_where_two_pieces_of_a_long_text_meet_and_at_th
     for pattern, rollout_id in (("needle in", "ro1"), ("^second line$", "ro2")):
         found = [one async for one in search(store, re.compile(pattern))]
         assert [one.rollout_id for one in found] == [rollout_id]
-    read_whole = partial(texts.having, ids=list(diffs), pattern=re.compile("^second line$"))
+    read_whole = partial(texts.find_matching, ids=list(diffs), pattern=re.compile("^second line$"))
     assert await store.database.read(read_whole) == {"ro1", "ro2"}
 
 

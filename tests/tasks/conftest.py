@@ -12,7 +12,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.core.sandbox import SandboxSpec
 from rollyard.sandbox import backend as make_backend
 from rollyard.tasks.grade import Judging, judge
-from rollyard.tasks.planted import look
+from rollyard.tasks.planted_files import look
 from rollyard.tasks.python_startup import KnownFiles
 from rollyard.tasks.rows import as_task
 from rollyard.tasks.verifiers import verifier_for

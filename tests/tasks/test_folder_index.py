@@ -15,7 +15,7 @@ from rollyard.core.errors import ConfigError
 from rollyard.tasks.dataset_registry import DatasetEntry, add_dataset
 from rollyard.tasks.harbor.index import FolderIndex
 from rollyard.tasks.harbor.load import load_folder
-from rollyard.tasks.packed import FEWEST
+from rollyard.tasks.packed_tasks import FEWEST
 from rollyard.tasks.rows import as_task
 from rollyard.tasks.scaffold import new_task
 from rollyard.tasks.taskset import Taskset

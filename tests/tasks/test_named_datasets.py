@@ -686,7 +686,7 @@ def test_tests_of_a_pytest_that_a_test_starts_need_no_record(instance, command, 
     refused = log_check.find_forgery(log, tests, {**seen, "tests": tested})
     assert refused is None if inner else name in refused
     assert old in log_check.find_forgery(log, tests, {**seen, "tests": tested[:1]})
-    assert log_check.missing(log.replace(f"PASSED {name}\n", ""), tests) == [name]
+    assert log_check.find_missing(log.replace(f"PASSED {name}\n", ""), tests) == [name]
 
 
 def test_a_folder_that_hides_a_dataset_says_so(tmp_path, monkeypatch):
@@ -777,9 +777,9 @@ def test_logs_are_read_as_their_harness_reads_them(form):
 
 def test_what_had_to_pass_is_missed_by_the_rules_of_the_harness():
     tests = {"format": "pytest", "FAIL_TO_PASS": ["new"], "PASS_TO_PASS": ["old", "cut[a"]}
-    assert log_check.missing("PASSED new\nSKIPPED old\nXFAIL cut[a-b]\n", tests) == []
-    assert log_check.missing("SKIPPED new\nPASSED old\n", tests) == ["new", "cut[a"]
-    assert log_check.missing("PASSED new\nPASSED old\nPASSED cut[a-b]\nFAILED cut[a-c]\n", tests) == ["cut[a"]
+    assert log_check.find_missing("PASSED new\nSKIPPED old\nXFAIL cut[a-b]\n", tests) == []
+    assert log_check.find_missing("SKIPPED new\nPASSED old\n", tests) == ["new", "cut[a"]
+    assert log_check.find_missing("PASSED new\nPASSED old\nPASSED cut[a-b]\nFAILED cut[a-c]\n", tests) == ["cut[a"]
 
 
 @pytest.mark.anyio

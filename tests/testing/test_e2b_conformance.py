@@ -9,7 +9,7 @@ import pytest
 
 from rollyard.sandbox import backend
 from rollyard.sandbox.local.backend import LocalBackend
-from rollyard.testing.pytest_adapter import conformance, hold
+from rollyard.testing.pytest_adapter import conformance, expect_passed
 from rollyard.testing.sandbox import SandboxFixture, cases, missing
 from rollyard.testing.suite import run_case
 from tests.plane.e2b_server import serving
@@ -24,7 +24,7 @@ QUICK = {"B1", "B14", "C2", "C7", "E4", "E10", "E13", "E17", "F5", "F10", "N3", 
 
 
 @asynccontextmanager
-async def ground(tmp_path):
+async def open_backend(tmp_path):
     async with LocalBackend(root=tmp_path / "home") as local, serving(local, key=KEY) as url:
         options = {"key": KEY, "url": url, "isolation": "namespace"}
         async with backend("e2b", **options) as made:
@@ -40,13 +40,13 @@ quick, others = split(cases())
 
 
 async def held(case, tmp_path):
-    async with ground(tmp_path) as made:
+    async with open_backend(tmp_path) as made:
         outcome = await run_case(case, made, missing=missing(made), slow=True)
     if os.environ.get("ROLLYARD_WRITE_DOCS"):
         table.add(PLACE, table.results("e2b", made.can.isolation, [outcome]))
     elif outcome.result != "failed":
         assert outcome.result == table.read(PLACE, "e2b").results[case.id]
-    hold(outcome)
+    expect_passed(outcome)
 
 
 @conformance(quick)

@@ -11,7 +11,7 @@ import pytest
 
 import rollyard
 from rollyard.sandbox import backend
-from rollyard.testing.pytest_adapter import conformance, hold
+from rollyard.testing.pytest_adapter import conformance, expect_passed
 from rollyard.testing.sandbox import SandboxFixture, cases, missing
 from rollyard.testing.sandbox.verdict import examine_backend
 from rollyard.testing.suite import run_case
@@ -27,14 +27,14 @@ async def test_local(case, tmp_path):
     (tmp_path / "shared").chmod(0o777)
     mounts = [str(tmp_path / "shared")]
     async with backend("local", mounts=mounts) as local:
-        ground = SandboxFixture(backend=local, name="local", options={"mounts": mounts}, mount=mounts[0])
-        hold(await run_case(case, ground, missing=missing(ground), slow=True))
+        fixture = SandboxFixture(backend=local, name="local", options={"mounts": mounts}, mount=mounts[0])
+        expect_passed(await run_case(case, fixture, missing=missing(fixture), slow=True))
 
 
 async def test_a_layer_of_the_backends_store_opens():
     async with examine_backend("local") as examination:
         (outcome,) = [outcome async for outcome in examination.outcomes(only="S5")]
-    hold(outcome)
+    expect_passed(outcome)
 
 
 @pytest.mark.parametrize("level", ["no_cgroups", "no_proc", "landlock", "none"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rollyard.sandbox import backend
-from rollyard.testing.pytest_adapter import hold
+from rollyard.testing.pytest_adapter import expect_passed
 from rollyard.testing.sandbox import SandboxFixture, cases, missing
 from rollyard.testing.suite import run_case
 from tests.sandbox import sshd
@@ -21,7 +21,7 @@ QUICK = {"ssh": {"C2", "E10", "E14", "N2", "S2"}, "apptainer": {"C2", "E10", "N2
 
 
 @asynccontextmanager
-async def ground(name, tmp_path):
+async def open_backend(name, tmp_path):
     with sshd.machine_options(name, tmp_path / "machine") as options:
         async with backend(name, **options) as made:
             yield SandboxFixture(backend=made, name=name, options=options, parallel=4)
@@ -36,11 +36,11 @@ def chosen():
 
 @pytest.mark.parametrize(("name", "case"), list(chosen()))
 async def test_machine(name, case, tmp_path):
-    async with ground(name, tmp_path) as made:
+    async with open_backend(name, tmp_path) as made:
         outcome = await run_case(case, made, missing=missing(made), slow=True)
     found = table.results(name, made.can.isolation, [outcome])
     if os.environ.get("ROLLYARD_WRITE_DOCS"):
         table.add(PLACE, found)
     elif outcome.result != "failed":
         assert outcome.result == table.read(PLACE, name).results[case.id]
-    hold(outcome)
+    expect_passed(outcome)

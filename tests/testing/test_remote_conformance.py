@@ -9,7 +9,7 @@ import pytest
 
 from rollyard.sandbox import backend
 from rollyard.sandbox.local.backend import LocalBackend
-from rollyard.testing.pytest_adapter import hold
+from rollyard.testing.pytest_adapter import expect_passed
 from rollyard.testing.sandbox import SandboxFixture, cases, missing
 from rollyard.testing.suite import run_case
 from tests.sandbox import sdks
@@ -28,7 +28,7 @@ QUICK = {
 
 
 @asynccontextmanager
-async def ground(name, tmp_path):
+async def open_backend(name, tmp_path):
     async with LocalBackend(root=tmp_path / "home") as local, serving(name, local) as server:
         async with backend(name, **server.options) as made:
             yield SandboxFixture(backend=made, name=name, options=server.options, parallel=4)
@@ -43,11 +43,11 @@ def chosen():
 
 @pytest.mark.parametrize(("name", "case"), list(chosen()))
 async def test_remote(name, case, tmp_path):
-    async with ground(name, tmp_path) as made:
+    async with open_backend(name, tmp_path) as made:
         outcome = await run_case(case, made, missing=missing(made), slow=True)
     found = table.results(name, made.can.isolation, [outcome])
     if os.environ.get("ROLLYARD_WRITE_DOCS"):
         table.add(PLACE, found)
     elif outcome.result != "failed":
         assert outcome.result == table.read(PLACE, name).results[case.id]
-    hold(outcome)
+    expect_passed(outcome)

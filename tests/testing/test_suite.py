@@ -12,8 +12,8 @@ pytestmark = pytest.mark.anyio
 
 async def test_a_case_that_returns_has_passed():
     @case("T1", "works")
-    async def works(ground):
-        check(ground == 1, "the ground is handed over")
+    async def works(fixture):
+        check(fixture == 1, "the fixture is handed over")
 
     outcome = await run_case(works, 1)
     assert (outcome.result, outcome.why) == ("passed", "")
@@ -21,7 +21,7 @@ async def test_a_case_that_returns_has_passed():
 
 async def test_a_missing_capability_skips_and_is_named():
     @case("T1", "works", needs=("a", "b"))
-    async def never(ground):
+    async def never(fixture):
         raise AssertionError("ran although a capability is missing")
 
     outcome = await run_case(never, 1, missing={"b"})
@@ -30,7 +30,7 @@ async def test_a_missing_capability_skips_and_is_named():
 
 async def test_whatever_a_case_raises_is_a_failure_with_its_trace():
     @case("T1", "works")
-    async def breaks(ground):
+    async def breaks(fixture):
         raise KeyError("seen")
 
     outcome = await run_case(breaks, 1)
@@ -40,7 +40,7 @@ async def test_whatever_a_case_raises_is_a_failure_with_its_trace():
 
 async def test_a_case_that_hangs_fails_at_its_limit():
     @case("T1", "works", timeout=0.1)
-    async def hangs(ground):
+    async def hangs(fixture):
         await anyio.sleep(60)
 
     outcome = await run_case(hangs, 1)
@@ -49,11 +49,11 @@ async def test_a_case_that_hangs_fails_at_its_limit():
 
 async def test_a_case_may_skip_itself_and_slow_ones_wait_to_be_asked():
     @case("T1", "works")
-    async def cannot_tell(ground):
+    async def cannot_tell(fixture):
         raise Skip("no python3 in this image")
 
     @case("T2", "works", slow=True)
-    async def slow(ground):
+    async def slow(fixture):
         pass
 
     assert (await run_case(cannot_tell, 1)).why == "no python3 in this image"
@@ -63,7 +63,7 @@ async def test_a_case_may_skip_itself_and_slow_ones_wait_to_be_asked():
 
 async def test_cancelling_the_runner_is_not_a_failed_case():
     @case("T1", "works")
-    async def waits(ground):
+    async def waits(fixture):
         await anyio.sleep(60)
 
     with anyio.move_on_after(0.05) as scope:

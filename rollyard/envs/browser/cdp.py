@@ -1,7 +1,7 @@
 """The Chrome DevTools protocol over any byte stream: calls with answers, nothing else.
 
 A sandbox without a network has no address to connect to, only streams that its backend dials; so the WebSocket is spoken
-here over such a stream. Events that nobody asked for are dropped as they come.
+here over such a stream. Events without a subscriber are dropped as they arrive.
 """
 
 from __future__ import annotations

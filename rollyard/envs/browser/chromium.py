@@ -72,7 +72,7 @@ class Chromium:
                 try:
                     await cdp.open()
                     await _attach(cdp, size)
-                except BaseException:  # cancelled too: nobody else holds this stream
+                except BaseException:  # cancelled too: this stream has no other owner
                     await cdp.aclose()
                     raise
         except TimeoutError:

@@ -1,6 +1,6 @@
 """The only way out of a browser's sandbox: an HTTP proxy on the host's side that knows a few origins.
 
-The browser has no network. It is told to send everything here, through a listener in its sandbox; an origin that its
+The browser has no network. It is configured to send everything here, through a listener in its sandbox; an origin that its
 lease's holder never named is refused, whatever a page or an agent types. Plain requests are carried one to a connection;
 TLS and WebSockets are tunnelled.
 """
@@ -134,4 +134,4 @@ async def _answer(stream: ByteStream, status: int, text: str) -> None:
     try:
         await stream.send(head.encode() + body)
     except OSError:
-        pass  # the browser left before it was told
+        pass  # the browser left before the refusal was sent

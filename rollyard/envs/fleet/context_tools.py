@@ -124,7 +124,7 @@ class ContextTools:
     async def use(
         self, name: str, arguments: Mapping[str, Any], history: Sequence[Message]
     ) -> tuple[str, list[Message]]:
-        """(what to tell the model, the history from now on). What is wrong with a call is told, not raised."""
+        """(what to tell the model, the history from now on). An error in a call is returned to the model, not raised."""
         kept = list(history)
         try:
             if name == "check_context":

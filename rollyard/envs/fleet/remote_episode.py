@@ -39,9 +39,9 @@ class RemoteEpisode:
     """`unjudged` is why the verifier was not even run, `judged` what it gave; `reward` is None unless that is a score."""
 
     def __init__(
-        self, config: TaskConfig, ground: TaskInstance, telemetry: Telemetry, *, partial_reward: bool = False
+        self, config: TaskConfig, task_instance: TaskInstance, telemetry: Telemetry, *, partial_reward: bool = False
     ) -> None:
-        self.config, self.ground = config, ground
+        self.config, self.task_instance = config, task_instance
         self.answer: str | None = None
         self.tool_errors: list[str] = []
         self.judged: Checked | None = None
@@ -54,8 +54,8 @@ class RemoteEpisode:
     def specs(self) -> list[ToolSpec]:
         """The tools of the task's modality, and the one that takes an answer where the prompt names it."""
         if not self.config.wants_answer:
-            return list(self.ground.specs)
-        return [*(spec for spec in self.ground.specs if spec.name != SUBMIT), SUBMIT_TOOL]
+            return list(self.task_instance.specs)
+        return [*(spec for spec in self.task_instance.specs if spec.name != SUBMIT), SUBMIT_TOOL]
 
     @property
     def reward_computed(self) -> bool:
@@ -77,13 +77,13 @@ class RemoteEpisode:
             given = params.get("answer", "")
             self.answer = given if isinstance(given, str) else msgspec.json.encode(given).decode()
             return ToolAnswer(value=None, text="The answer was handed in.")
-        known = [spec.name for spec in self.ground.specs]
+        known = [spec.name for spec in self.task_instance.specs]
         if name not in known:
             return self._fail(f"there is no tool named {name!r}; known: {', '.join(known)}")
-        assert self.ground.tools is not None
+        assert self.task_instance.tools is not None
         try:
             with self._telemetry.span("env.call", tool=name):
-                answer = await self.ground.tools.ask(name, params)
+                answer = await self.task_instance.tools.ask(name, params)
         except EnvError as error:
             self._unreached = error if isinstance(error, EnvUnavailable | EpisodeLost) else None
             return self._fail(error.message)
@@ -103,23 +103,23 @@ class RemoteEpisode:
             final_answer=self.answer,
             conversation=conversation,
             env_key=self.config.env_key,
-            instance_id=self.ground.instance.id,
+            instance_id=self.task_instance.instance.id,
         )
 
     async def verify(self, judge: Judge, conversation: list[Any] | None = None) -> None:
-        """Sets the reward, or why there is none. A sandbox or an instance that fails raises: that is nobody's score. So does an
+        """Sets the reward, or why there is none. A sandbox or an instance that fails raises: that is no score. So does an
         instance that the agent could not reach any more when it called last, whatever the verifier would make of that."""
         code, name = self.config.verifier_code, self.config.task_key or "(unnamed)"
         if not code:
             self.unjudged = f"task {name} has no verifier"
             return
         if (lost := self._unreached) is not None:
-            self.unjudged = f"instance {self.ground.instance.id} of task {name} was lost: {lost.message}"
+            self.unjudged = f"instance {self.task_instance.instance.id} of task {name} was lost: {lost.message}"
             raise EpisodeLost(self.unjudged) from lost
         check = self.check(code, conversation)
         with self._telemetry.span("env.verify", sha256=check.sha256) as span:
             try:
-                done = await judge(check, self.ground.instance.databases)
+                done = await judge(check, self.task_instance.instance.databases)
             except (Error, OSError, TimeoutError) as error:
                 self.unjudged = f"verifier of task {name} could not be run: {error}"
                 raise

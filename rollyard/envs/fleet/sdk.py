@@ -91,9 +91,9 @@ class FleetInstance:
         return self._made.urls.app[0] if self._made.urls.app else None
 
     async def reset(self, *, seed: int | None, timeout_s: float) -> None:
-        asked = {"timestamp": None, "seed": seed}
+        body = {"timestamp": None, "seed": seed}
         answer = await _ask(
-            self._made.instance.client.request("POST", "/reset", json=asked), "reset failed", timeout_s=timeout_s
+            self._made.instance.client.request("POST", "/reset", json=body), "reset failed", timeout_s=timeout_s
         )
         if answer.status_code == 501 and seed is not None:
             raise Unsupported(f"this environment takes no seed: {_detail(answer)}")
@@ -101,9 +101,9 @@ class FleetInstance:
             raise EpisodeLost(f"instance {self.id} is gone: {_detail(answer)}")
         if answer.status_code >= 400:
             raise EnvError(f"HTTP {answer.status_code}: {_detail(answer)}")
-        told = _json(answer)
-        if not told.get("success"):
-            raise EnvError(str(told.get("message") or "the manager did not say why"))
+        reply = _json(answer)
+        if not reply.get("success"):
+            raise EnvError(str(reply.get("message") or "the manager did not say why"))
 
     async def close(self) -> None:
         try:
@@ -124,26 +124,26 @@ class FleetDatabases:
         return self._names
 
     async def describe(self, name: str) -> list[Table]:
-        told = await _ask((await self._find(name)).describe(), f"database {name} could not be described")
-        if not told.success:
-            raise EnvError(told.error or told.message)
-        return [Table(name=one.name, sql=one.sql, columns=one.columns) for one in told.tables or ()]
+        reply = await _ask((await self._find(name)).describe(), f"database {name} could not be described")
+        if not reply.success:
+            raise EnvError(reply.error or reply.message)
+        return [Table(name=one.name, sql=one.sql, columns=one.columns) for one in reply.tables or ()]
 
     async def query(
         self, name: str, sql: str, args: Sequence[Any] = (), *, read_only: bool = True, max_rows: int = MAX_ROWS
     ) -> QueryRows:
         database = await self._find(name)
         asking = database.query if read_only else database.exec
-        told = await _ask(asking(sql, list(args)), f"database {name} could not be asked")
-        if not told.success:
-            raise EnvError(told.error or told.message)
-        rows = told.rows or []
+        reply = await _ask(asking(sql, list(args)), f"database {name} could not be asked")
+        if not reply.success:
+            raise EnvError(reply.error or reply.message)
+        rows = reply.rows or []
         return QueryRows(
-            columns=told.columns or [],
+            columns=reply.columns or [],
             rows=[list(row) for row in rows[:max_rows]],
-            truncated=len(rows) > max_rows or told.message.startswith("only the first"),
-            rows_affected=told.rows_affected,
-            last_insert_id=told.last_insert_id,
+            truncated=len(rows) > max_rows or reply.message.startswith("only the first"),
+            rows_affected=reply.rows_affected,
+            last_insert_id=reply.last_insert_id,
         )
 
     async def _find(self, name: str) -> Any:
@@ -188,10 +188,10 @@ def _ours(error: Exception, what: str) -> EnvError:
 
 def _json(answer: Any) -> dict[str, Any]:
     try:
-        told = answer.json()
+        reply = answer.json()
     except ValueError:
         return {}
-    return told if isinstance(told, dict) else {}
+    return reply if isinstance(reply, dict) else {}
 
 
 def _detail(answer: Any) -> str:

@@ -77,7 +77,7 @@ class RemoteTaskEnv(Env):
         self.conversation: list[Any] | None = None
         self._provider, self._judge, self._leases = provider, judge, leases
         self._telemetry = Telemetry(env_key=config.env_key, task_key=config.task_key or None)
-        self._ground: TaskInstance | None = None
+        self._task_instance: TaskInstance | None = None
         self._episode: RemoteEpisode | None = None
         self._steps = 0
         self._over = False
@@ -123,7 +123,7 @@ class RemoteTaskEnv(Env):
     def state(self) -> Mapping[str, Any]:
         return {
             "task_key": self.config.task_key,
-            "instance_id": self._ground.instance.id if self._ground is not None else None,
+            "instance_id": self._task_instance.instance.id if self._task_instance is not None else None,
             "step": self._steps,
         }
 
@@ -204,7 +204,7 @@ class RemoteTaskEnv(Env):
         check = episode.check(code, self.conversation)
         if final_answer is not None:
             check = msgspec.structs.replace(check, final_answer=final_answer)
-        return (await self._judge(check, episode.ground.instance.databases)).detailed
+        return (await self._judge(check, episode.task_instance.instance.databases)).detailed
 
     # the databases
 
@@ -226,17 +226,17 @@ class RemoteTaskEnv(Env):
         return await self._databases().query(name, sql, args, read_only=read_only, max_rows=max_rows)
 
     def _databases(self) -> Databases:
-        if self._ground is None:
+        if self._task_instance is None:
             raise EnvError("there is no instance yet: reset")
-        return self._ground.instance.databases
+        return self._task_instance.instance.databases
 
     # how it is done
 
     async def _begin(self, seed: int | None) -> dict[str, Any]:
         with self._telemetry.span("env.reset"):
-            ground = await self._prepare_instance(seed)
-            await ground.show_page()
-            episode = RemoteEpisode(self.config, ground, self._telemetry, partial_reward=self.partial_reward)
+            task_instance = await self._prepare_instance(seed)
+            await task_instance.show_page()
+            episode = RemoteEpisode(self.config, task_instance, self._telemetry, partial_reward=self.partial_reward)
             observation: dict[str, Any] = {
                 "prompt": self.config.prompt,
                 "task_key": self.config.task_key,
@@ -245,22 +245,22 @@ class RemoteTaskEnv(Env):
                 "step": 0,
             }
             if self.config.task_modality != "tool_use":
-                observation["initial_screenshot"] = await ground.screenshot()
+                observation["initial_screenshot"] = await task_instance.screenshot()
             self._episode = episode
             return observation
 
     async def _prepare_instance(self, seed: int | None) -> TaskInstance:
-        """The ground, put back to its beginning. A manager that fails at that costs a warning; an instance that is gone is
+        """The instance, put back to its beginning. A manager that fails at that costs a warning; an instance that is gone is
         replaced, once."""
-        for fresh in (self._ground is None, True):
-            ground = self._ground = self._ground or await self._open_instance()
+        for fresh in (self._task_instance is None, True):
+            task_instance = self._task_instance = self._task_instance or await self._open_instance()
             try:
-                await ground.begin(self._telemetry, seed=seed, timeout_s=self.limits.reset_s, fresh=fresh)
+                await task_instance.begin(self._telemetry, seed=seed, timeout_s=self.limits.reset_s, fresh=fresh)
             except EpisodeLost:
                 await self._release()
                 continue
-            return ground
-        raise AssertionError("the second ground is fresh")
+            return task_instance
+        raise AssertionError("the second instance is fresh")
 
     async def _open_instance(self) -> TaskInstance:
         return await open_instance(
@@ -269,16 +269,16 @@ class RemoteTaskEnv(Env):
 
     async def _judge_episode(self, episode: RemoteEpisode) -> None:
         """Whatever the verifier does, the episode ends."""
-        if self._ground is None:
+        if self._task_instance is None:
             episode.unjudged = f"task {self.config.task_key or '(unnamed)'} has no instance to verify"
             return
         with suppress(Error, OSError, TimeoutError):  # then `verifier_error` says why there is no reward
             await episode.verify(self._judge, self.conversation)
 
     async def _release(self) -> None:
-        ground, self._ground = self._ground, None
-        if ground is not None:
-            await asyncio.shield(asyncio.ensure_future(ground.release()))
+        task_instance, self._task_instance = self._task_instance, None
+        if task_instance is not None:
+            await asyncio.shield(asyncio.ensure_future(task_instance.release()))
 
 
 async def _use_tool(episode: RemoteEpisode, move: ToolAction) -> tuple[Any, dict[str, Any]]:

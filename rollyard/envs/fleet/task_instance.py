@@ -90,7 +90,7 @@ class TaskInstance:
         return answer.images[0]
 
     async def release(self) -> None:
-        """Everything, in turn: what cannot be released does not keep the rest, and is told in the log."""
+        """Everything, in turn: what cannot be released is logged, and the rest is released."""
         if self._lease is not None and self._leases is not None:
             await self._try(self._leases.delete(self._lease.id), "the browser's lease")
         if self.tools is not None:
@@ -125,13 +125,13 @@ async def open_instance(
         ttl_s=config.lifetime_s,
         run_id=run_id,
     )
-    ground = TaskInstance(config, await provision(provider, request, telemetry), leases=leases)
+    opened = TaskInstance(config, await provision(provider, request, telemetry), leases=leases)
     try:
-        await ground.equip(provider, request_s=request_s)
-    except BaseException:  # cancelled too: an instance nobody was given is released
-        await asyncio.shield(asyncio.ensure_future(ground.release()))
+        await opened.equip(provider, request_s=request_s)
+    except BaseException:  # cancelled too: an instance that was not handed out is released
+        await asyncio.shield(asyncio.ensure_future(opened.release()))
         raise
-    return ground
+    return opened
 
 
 def offer_tools(config: TaskConfig, specs: Sequence[ToolSpec]) -> list[ToolSpec]:

@@ -136,7 +136,7 @@ async def _start(sandbox: Sandbox, check: VerifierCode, names: Any) -> Job:
     path = program_path()
     await sandbox.write(path, archive(), mode=0o444)
     job = await sandbox.start(["python3", "-I", path, "check"], stdin=True)
-    asked = {
+    request = {
         "code": check.code,
         "function": check.function,
         "final_answer": check.final_answer,
@@ -144,7 +144,7 @@ async def _start(sandbox: Sandbox, check: VerifierCode, names: Any) -> Job:
         "pickled": check.pickled,
         "env": {"env_key": check.env_key, "instance_id": check.instance_id, "databases": list(names)},
     }
-    await job.write(msgspec.json.encode(asked) + b"\n")
+    await job.write(msgspec.json.encode(request) + b"\n")
     return job
 
 

@@ -1,7 +1,7 @@
 """What runs inside a sandbox, under whatever Python 3.9 or newer is there, with the standard library alone.
 
 `archive()` is all of it as one zip that Python runs (`python3 -I FILE check`, `... sqlite`). The host never imports the other
-modules of this package: they open files and run code that nobody vouches for.
+modules of this package: they open untrusted files and run untrusted code.
 """
 
 from __future__ import annotations

@@ -52,14 +52,14 @@ def choose_check(found: dict[str, Check], wanted: str | None) -> Check:
     return next(iter(found.values()))
 
 
-def arguments(check: Check, env: Any, asked: Ended) -> tuple[list[Any], dict[str, Any]]:
-    if asked.get("pickled"):
-        # Whoever sent this chose the code as well, and both run here and nowhere else.
-        sent: dict[str, Any] = pickle.loads(base64.b64decode(asked["pickled"]))
+def arguments(check: Check, env: Any, request: Ended) -> tuple[list[Any], dict[str, Any]]:
+    if request.get("pickled"):
+        # The sender of this chose the code as well, and both run only here.
+        sent: dict[str, Any] = pickle.loads(base64.b64decode(request["pickled"]))
         positional = [value for value in sent["args"][1:] if not (isinstance(value, dict) and set(value) == {"env"})]
         return [env, *positional], sent["kwargs"]
-    known = {"env": env, "environment": env, "conversation": asked.get("conversation")}
-    known.update(dict.fromkeys(_ANSWERS, asked.get("final_answer")))
+    known = {"env": env, "environment": env, "conversation": request.get("conversation")}
+    known.update(dict.fromkeys(_ANSWERS, request.get("final_answer")))
     given: list[Any] = []
     for place, (name, parameter) in enumerate(inspect.signature(check).parameters.items()):
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -69,7 +69,7 @@ def arguments(check: Check, env: Any, asked: Ended) -> tuple[list[Any], dict[str
         elif name in known:
             given.append(known[name])
         elif place < 2:
-            given.append(env if place == 0 else asked.get("final_answer"))
+            given.append(env if place == 0 else request.get("final_answer"))
         elif parameter.default is not parameter.empty:
             break
         else:
@@ -88,8 +88,8 @@ def score_of(result: Any) -> float | None:
     return None
 
 
-def run(asked: Ended, wire: LineChannel, ended: Ended) -> None:
-    code = asked["code"]
+def run(request: Ended, wire: LineChannel, ended: Ended) -> None:
+    code = request["code"]
     linecache.cache[FILE] = (len(code), None, code.splitlines(keepends=True), FILE)
     names = namespace(VerifierEnvironment)
     install(names)
@@ -97,10 +97,10 @@ def run(asked: Ended, wire: LineChannel, ended: Ended) -> None:
     exec(compile(code, FILE, "exec"), names)
     found = functions(names)
     ended["functions"] = list(found)
-    check = choose_check(found, asked.get("function"))
-    env: Any = VerifierEnvironment(wire, asked.get("env") or {})
+    check = choose_check(found, request.get("function"))
+    env: Any = VerifierEnvironment(wire, request.get("env") or {})
     env = Awaited(env) if inspect.iscoroutinefunction(check) else env
-    positional, named = arguments(check, env, asked)
+    positional, named = arguments(check, env, request)
     result = check(*positional, **named)
     if inspect.isawaitable(result):
         result = asyncio.run(_wait_for(result))
@@ -134,10 +134,10 @@ def main() -> None:
         os.dup2(nothing.fileno(), 0)
     sys.stdout = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace", buffering=1)
     wire = LineChannel(out, answers)
-    asked = json.loads(answers.readline())
+    request = json.loads(answers.readline())
     ended: Ended = {"functions": [], "score": None, "result": None, "error": None}
     try:
-        run(asked, wire, ended)
+        run(request, wire, ended)
     except BaseException as error:  # noqa: BLE001 - user code, SystemExit included: its end is what this program reports
         ended["error"] = failure(error)
     sys.stdout.flush()

@@ -47,8 +47,8 @@ def open_database(path: str, *, read_only: bool, seconds: float) -> sqlite3.Conn
     return made
 
 
-def describe(asked: Answer) -> Answer:
-    with closing(open_database(asked["path"], read_only=True, seconds=asked["seconds"])) as made:
+def describe(request: Answer) -> Answer:
+    with closing(open_database(request["path"], read_only=True, seconds=request["seconds"])) as made:
         return {"tables": _tables(made)}
 
 
@@ -64,36 +64,36 @@ def _tables(made: sqlite3.Connection) -> list[Answer]:
     return tables
 
 
-def query(asked: Answer) -> Answer:
-    with closing(open_database(asked["path"], read_only=asked["read_only"], seconds=asked["seconds"])) as made:
-        return _rows(made.execute(asked["sql"], asked.get("args") or []), asked)
+def query(request: Answer) -> Answer:
+    with closing(open_database(request["path"], read_only=request["read_only"], seconds=request["seconds"])) as made:
+        return _rows(made.execute(request["sql"], request.get("args") or []), request)
 
 
-def _rows(found: sqlite3.Cursor, asked: Answer) -> Answer:
+def _rows(found: sqlite3.Cursor, request: Answer) -> Answer:
     if found.description is None:
         return {"columns": [], "rows": [], "rows_affected": found.rowcount, "last_insert_id": found.lastrowid}
-    most = asked["max_rows"]
+    most = request["max_rows"]
     rows = [[plain(value) for value in row] for row in found.fetchmany(most + 1)]
     answer: Answer = {"columns": [column[0] for column in found.description], "rows": rows[:most]}
     answer["truncated"] = len(rows) > most
-    if not asked["read_only"]:
+    if not request["read_only"]:
         answer.update(rows_affected=max(0, found.rowcount), last_insert_id=found.lastrowid)
     return answer
 
 
-def copy(asked: Answer) -> Answer:
+def copy(request: Answer) -> Answer:
     """A consistent copy, whatever writes meanwhile; the target is replaced."""
-    source = open_database(asked["path"], read_only=True, seconds=asked["seconds"])
-    target = sqlite3.connect(asked["target"], timeout=asked["seconds"])
+    source = open_database(request["path"], read_only=True, seconds=request["seconds"])
+    target = sqlite3.connect(request["target"], timeout=request["seconds"])
     with target:
         source.backup(target)
     target.close()
     source.close()
-    return {"target": asked["target"]}
+    return {"target": request["target"]}
 
 
-def diff(asked: Answer) -> Answer:
-    before, after = snapshots.DatabaseSnapshot(asked["path"]), snapshots.DatabaseSnapshot(asked["other"])
+def diff(request: Answer) -> Answer:
+    before, after = snapshots.DatabaseSnapshot(request["path"]), snapshots.DatabaseSnapshot(request["other"])
     return {"diff": before.diff(after).changes}
 
 
@@ -102,9 +102,9 @@ _KNOWN = {"describe": describe, "query": query, "copy": copy, "diff": diff}
 
 def main() -> None:
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         try:
-            answer = json.dumps({"ok": True, **_KNOWN[asked["op"]](asked)}, default=plain, allow_nan=False)
+            answer = json.dumps({"ok": True, **_KNOWN[request["op"]](request)}, default=plain, allow_nan=False)
         except (sqlite3.Error, sqlite3.Warning, OSError, ValueError, OverflowError) as error:
             answer = json.dumps({"ok": False, "error": f"{type(error).__name__}: {error}"})
         sys.stdout.write(answer + "\n")

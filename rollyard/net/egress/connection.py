@@ -163,5 +163,5 @@ async def answer(stream: ByteStream, status: int, text: str) -> None:
     head = (
         f"HTTP/1.1 {status} -\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
-    with contextlib.suppress(OSError):  # it left before it was told
+    with contextlib.suppress(OSError):  # it left before the refusal was sent
         await stream.send(head.encode() + body)

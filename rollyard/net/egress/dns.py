@@ -30,7 +30,8 @@ def read_name(data: bytes, at: int) -> tuple[str, int]:
 async def answer(
     question: bytes, allows: Callable[[str], bool], place: Place, refuse: Callable[[str, str], Awaitable[None]]
 ) -> bytes | None:
-    """The message that answers `question`; None for what is no question. `refuse` is told each name that is not allowed."""
+    """The message that answers `question`; None for what is no question. `refuse` is called with each name that is not
+    allowed."""
     try:
         number, flags, count, *others = struct.unpack_from("!HHHHHH", question)
         if flags & 0x8000 or count != 1 or others[0] or others[1]:
@@ -40,24 +41,24 @@ async def answer(
     except (struct.error, IndexError, ValueError):
         await refuse("", "not a plain question")
         return None
-    asked = question[12 : end + 4]
+    section = question[12 : end + 4]
     prefix = struct.pack("!H", number)
     if flags & 0x7800 or group != _IN:
-        return _reply(prefix, flags, asked, _NOT_DONE)
+        return _reply(prefix, flags, section, _NOT_DONE)
     if not allows(name):
         await refuse(name, "no rule allows this name")
-        return _reply(prefix, flags, asked, _UNKNOWN)
+        return _reply(prefix, flags, section, _UNKNOWN)
     if kind not in (_A, _AAAA):
-        return _reply(prefix, flags, asked, 0)
+        return _reply(prefix, flags, section, 0)
     address = await place(name)
     if address is None:
-        return _reply(prefix, flags, asked, _FAILED)
+        return _reply(prefix, flags, section, _FAILED)
     if kind == _AAAA:
-        return _reply(prefix, flags, asked, 0)
+        return _reply(prefix, flags, section, 0)
     record = struct.pack("!HHHIH", 0xC00C, _A, _IN, _TTL_S, 4) + socket.inet_aton(address)
-    return _reply(prefix, flags, asked, 0, record)
+    return _reply(prefix, flags, section, 0, record)
 
 
-def _reply(prefix: bytes, flags: int, asked: bytes, code: int, record: bytes = b"") -> bytes:
+def _reply(prefix: bytes, flags: int, section: bytes, code: int, record: bytes = b"") -> bytes:
     said = 0x8000 | (flags & 0x7900) | 0x0080 | code
-    return prefix + struct.pack("!HHHHH", said, 1 if asked else 0, 1 if record else 0, 0, 0) + asked + record
+    return prefix + struct.pack("!HHHHH", said, 1 if section else 0, 1 if record else 0, 0, 0) + section + record

@@ -3,7 +3,7 @@
     proxy port    CONNECT, and plain requests with a whole URL, as `HTTP_PROXY` makes programs do
     DNS           allowed names are addresses of the sandbox's loopback; a connection there is carried to the name's host
 
-Refusals are told one by one, up to a number; then they are counted.
+Refusals are reported one by one, up to a number; then they are counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rollyard.net.egress.http_request import (
 
 Tell = Callable[[EgressRefusal], Awaitable[None]]
 WATCHER: ContextVar[Tell | None] = ContextVar("egress_watcher", default=None)
-"""Who is told what is refused in sandboxes that are opened from here on."""
+"""Called with each refusal of sandboxes that are opened in this context."""
 
 MAX_CONNECTIONS = 256
 MAX_NAMES = 64  # with an address of their own at the same time

@@ -34,8 +34,8 @@ def plane_app(
         return answer({"status": "ok", "engines": list(parts.instances.engines)})
 
     async def ready(request: Request) -> Response:
-        well, told = await readiness(parts.drain, parts.store, parts.instances.engines, parts.clock)
-        return answer(told, 200 if well else 503)
+        well, error_fields = await readiness(parts.drain, parts.store, parts.instances.engines, parts.clock)
+        return answer(error_fields, 200 if well else 503)
 
     async def openapi(request: Request) -> Response:
         return answer(described)
@@ -69,7 +69,10 @@ def _guard(parts: PlaneParts, entry: ApiRoute, public_url: str | None) -> Callab
 
 async def _http(request: Request, error: Exception) -> Response:
     status = error.status_code if isinstance(error, HTTPException) else 500
-    told = {"code": "no_route" if status in (404, 405) else "http", "message": str(getattr(error, "detail", ""))}
-    response = answer({"error": told}, status)
+    error_fields = {
+        "code": "no_route" if status in (404, 405) else "http",
+        "message": str(getattr(error, "detail", "")),
+    }
+    response = answer({"error": error_fields}, status)
     response.headers.update(getattr(error, "headers", None) or {})
     return response

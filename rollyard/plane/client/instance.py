@@ -111,8 +111,8 @@ class InstanceClient:
 class OpenedInstance:
     """What `plane.open(...)` enters: an instance that is ready, and gone afterwards."""
 
-    def __init__(self, plane: Plane, asked: Mapping[str, Any], *, skip_health: bool, within_s: float) -> None:
-        self._plane, self._asked, self._skip, self._within_s = plane, dict(asked), skip_health, within_s
+    def __init__(self, plane: Plane, options: Mapping[str, Any], *, skip_health: bool, within_s: float) -> None:
+        self._plane, self._asked, self._skip, self._within_s = plane, dict(options), skip_health, within_s
         self._client: InstanceClient | None = None
 
     async def __aenter__(self) -> InstanceClient:
@@ -124,7 +124,7 @@ class OpenedInstance:
         if self._plane.data_plane and not self._skip:
             try:
                 await self._plane.wait_for_health(client.id, within_s=self._within_s)
-            except BaseException:  # cancelled too: an instance nobody was given is deleted
+            except BaseException:  # cancelled too: an instance that was not handed out is deleted
                 await self.__aexit__(None, None, None)
                 raise
         return client

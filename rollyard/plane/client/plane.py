@@ -89,10 +89,10 @@ class Plane:
         """One instance: its tools, functions, reward and health."""
         return InstanceClient(self, instance_id)
 
-    def open(self, *, skip_health: bool = False, within_s: float = 45.0, **asked: Any) -> OpenedInstance:
+    def open(self, *, skip_health: bool = False, within_s: float = 45.0, **body: Any) -> OpenedInstance:
         """`async with plane.open(env="name@version") as one`: made, healthy, and deleted at the end. `skip_health` leaves
         out the probe and nothing else; without the data plane there is none."""
-        return OpenedInstance(self, asked, skip_health=skip_health, within_s=within_s)
+        return OpenedInstance(self, body, skip_health=skip_health, within_s=within_s)
 
     async def wait_for_health(self, instance_id: str, *, within_s: float = 45.0) -> None:
         """Until the environment's own server answers its health with 2xx."""
@@ -184,8 +184,8 @@ class Envs:
 
     async def create(self, name: str, version: str, *, owner: str | None = None, **spec: Any) -> dict[str, Any]:
         """An admin may name the `owner`; `aenv` is that of AEnvironment's callers without a key."""
-        asked = {"name": name, "version": version, "spec": spec, "owner": owner}
-        return await self._plane.json("POST", "/v1/envs", asked)
+        body = {"name": name, "version": version, "spec": spec, "owner": owner}
+        return await self._plane.json("POST", "/v1/envs", body)
 
     async def get(self, name: str, version: str) -> dict[str, Any]:
         return await self._plane.json("GET", f"/v1/envs/{name}/{version}")
@@ -215,15 +215,15 @@ class Envs:
     async def upload(self, data: bytes) -> str:
         """Keep a bundle at the plane; gives the sha256 that an environment's `artifacts` name it by."""
         sha256 = hashlib.sha256(data).hexdigest()
-        told = await self._plane.json("POST", "/v1/bundles", {"sha256": sha256, "size": len(data)})
-        if told.get("exists") is not True:
-            await self._send_signed("PUT", told.get("url"), data)
+        link = await self._plane.json("POST", "/v1/bundles", {"sha256": sha256, "size": len(data)})
+        if link.get("exists") is not True:
+            await self._send_signed("PUT", link.get("url"), data)
         return sha256
 
     async def download(self, sha256: str) -> bytes:
         """A bundle's bytes, checked against their name."""
-        told = await self._plane.json("POST", f"/v1/bundles/{sha256}", {})
-        data = await self._send_signed("GET", told.get("url"))
+        link = await self._plane.json("POST", f"/v1/bundles/{sha256}", {})
+        data = await self._send_signed("GET", link.get("url"))
         if hashlib.sha256(data).hexdigest() != sha256:
             raise PlaneUnavailable(f"what came for bundle {sha256} is something else")
         return data
@@ -244,10 +244,10 @@ class PlaneInstances:
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
 
-    async def create(self, *, idempotency_key: str | None = None, **asked: Any) -> dict[str, Any]:
+    async def create(self, *, idempotency_key: str | None = None, **body: Any) -> dict[str, Any]:
         """`env="name@version"` or `image=...`, with engine, ttl_s, idle_ttl_s, labels, environment, run_id, ..."""
         headers = {"Idempotency-Key": idempotency_key} if idempotency_key else None
-        return await self._plane.json("POST", "/v1/instances", asked, headers=headers, timeout_s=_CREATE_S)
+        return await self._plane.json("POST", "/v1/instances", body, headers=headers, timeout_s=_CREATE_S)
 
     async def get(self, instance_id: str) -> dict[str, Any]:
         return await self._plane.json("GET", f"/v1/instances/{instance_id}")
@@ -267,9 +267,9 @@ class PlaneInstances:
         """`env`, `cwd` and `stdin` (bytes) are passed on."""
         if "stdin" in more:
             more["stdin_base64"] = base64.b64encode(more.pop("stdin")).decode()
-        asked = {"command": command, "timeout_s": timeout_s, **more}
+        body = {"command": command, "timeout_s": timeout_s, **more}
         path = f"/v1/instances/{instance_id}/exec"
-        found = await self._plane.json("POST", path, asked, timeout_s=timeout_s + _TIMEOUT_S)
+        found = await self._plane.json("POST", path, body, timeout_s=timeout_s + _TIMEOUT_S)
         try:
             return msgspec.convert(found, Exit)
         except msgspec.ValidationError as error:
@@ -283,8 +283,8 @@ class PlaneInstances:
 
     async def presign(self, instance_id: str, port: int, *, minutes: float = 5.0) -> str:
         """A URL to one port, for the holder, until it expires; it ends with a slash."""
-        asked = {"port": port, "minutes": minutes}
-        url = (await self._plane.json("POST", f"/v1/instances/{instance_id}/presign", asked)).get("url")
+        body = {"port": port, "minutes": minutes}
+        url = (await self._plane.json("POST", f"/v1/instances/{instance_id}/presign", body)).get("url")
         if not isinstance(url, str):
             raise PlaneUnavailable("the answer to presign has no URL")
         return url
@@ -390,12 +390,12 @@ def _list(plane: Plane, path: str, query: Mapping[str, Any]) -> AsyncGenerator[d
 
 
 def refusal_of(status: int, raw: bytes, what: str) -> PlaneError:
-    told: Any = None
+    answer: Any = None
     try:
-        told = msgspec.json.decode(raw)
+        answer = msgspec.json.decode(raw)
     except (msgspec.MsgspecError, ValueError):
-        told = None  # a proxy's page, or half an answer: the status says enough
-    inner: Any = told.get("error") if isinstance(told, dict) else None
+        answer = None  # a proxy's page, or half an answer: the status says enough
+    inner: Any = answer.get("error") if isinstance(answer, dict) else None
     if not isinstance(inner, dict) or not isinstance(inner.get("message"), str):
         return PlaneUnavailable(f"{what} was answered with status {status} by something that is not a plane")
     hint = inner.get("hint")

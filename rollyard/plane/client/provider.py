@@ -73,7 +73,7 @@ class PlaneProvider:
     async def _ready(self, instance: PlaneInstance) -> None:
         try:
             await self._plane.wait_for_health(instance.id, within_s=self._ready_s)
-        except BaseException:  # whatever it was, nobody will use it
+        except BaseException:  # whatever it was, the instance will not be used
             await asyncio.shield(asyncio.ensure_future(instance.close()))
             raise
 

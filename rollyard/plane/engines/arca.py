@@ -37,7 +37,7 @@ class ArcaEngine:
         self._look_s = look_s
 
     async def create(self, instance: Instance, plane: str) -> str:
-        """Returns once the sandbox runs. One that does not come up is removed, also when nobody waits any more."""
+        """Returns once the sandbox runs. One that does not come up is removed, also when the caller has gone."""
         template = _template(instance)
         made = await self._service.call(
             "POST", _INSTANCES, _body(instance, plane), headers={"x-agent-sandbox-template-id": template}
@@ -50,7 +50,7 @@ class ArcaEngine:
                 if status != "PENDING":
                     raise PlaneUnavailable(f"arca's sandbox is {status or 'in no state'} instead of running")
                 await asyncio.sleep(self._look_s)
-        except BaseException:  # also when nobody waits any more: what came up half is removed
+        except BaseException:  # also when the caller has gone: what came up half is removed
             await asyncio.shield(remove(self.delete, ref))
             raise
         return ref

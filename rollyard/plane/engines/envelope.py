@@ -53,11 +53,11 @@ class Service:
         query: Mapping[str, str] | None = None,
     ) -> Any:
         """The envelope's data."""
-        asked = {"Content-Type": "application/json", **(headers or {})}
+        all_headers = {"Content-Type": "application/json", **(headers or {})}
         data = None if body is None else msgspec.json.encode(body)
         try:
             answer = await self._session.request(
-                method, self.url + path, data, headers=asked, query=query, timeout_s=self._timeout_s
+                method, self.url + path, data, headers=all_headers, query=query, timeout_s=self._timeout_s
             )
         except TimeoutError as error:
             raise PlaneUnavailable(f"{self._name} did not answer {method} {path} in time") from error

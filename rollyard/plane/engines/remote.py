@@ -97,7 +97,7 @@ class RemoteEngine:
                 f"the plane at {self._url} is full", hint="create it on another engine, or delete some there"
             )
         plan = instance.plan
-        asked: dict[str, Any] = {
+        wanted: dict[str, Any] = {
             "image": plan.image,
             "engine": self._engine,
             "ttl_s": plan.ttl_s,
@@ -111,7 +111,7 @@ class RemoteEngine:
             "run_id": instance.run_id,
             "labels": {**instance.labels, PLANE_LABEL: plane, INSTANCE_LABEL: instance.id},
         }
-        made = await self._plane.instances.create(idempotency_key=instance.id, **asked)
+        made = await self._plane.instances.create(idempotency_key=instance.id, **wanted)
         if seen.left is not None:
             self._seen = msgspec.structs.replace(seen, left=seen.left - 1)
         ref = made.get("id")

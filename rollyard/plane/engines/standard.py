@@ -59,7 +59,7 @@ class StandardEngine:
                     raise PlaneUnavailable(f"the service's instance is {status or 'in no state'} instead of running")
                 await asyncio.sleep(self._look_s)
                 status = text(await self._find(ref), "status")
-        except BaseException:  # also when nobody waits any more: what came up half is removed
+        except BaseException:  # also when the caller has gone: what came up half is removed
             await asyncio.shield(remove(self.delete, ref))
             raise
         return ref

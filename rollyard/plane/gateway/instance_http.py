@@ -19,10 +19,10 @@ async def ask(gateway: Gateway, instance_id: str, method: str, path: str, body: 
     """Raises what the gateway raises. The caller has the deadline."""
     head: list[int] = []
     parts: list[bytes] = []
-    asked = iter([{"type": "http.request", "body": body, "more_body": False}])
+    messages = iter([{"type": "http.request", "body": body, "more_body": False}])
 
     async def receive() -> Message:
-        return next(asked, None) or await asyncio.Future()  # nobody hangs up
+        return next(messages, None) or await asyncio.Future()  # nobody hangs up
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.start":

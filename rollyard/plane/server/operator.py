@@ -26,8 +26,8 @@ class PlaneOperator:
     async def new_key(self, role: str, owner: str, instance_id: str | None) -> str:
         if role not in ROLES:
             raise PlaneInvalid(f"{role!r} is no role of a key: it is one of {', '.join(ROLES)}")
-        asked = msgspec.convert({"role": role, "owner": owner, "instance_id": instance_id}, NewKey)
-        return (await self._access.issue(asked))[1]
+        wanted = msgspec.convert({"role": role, "owner": owner, "instance_id": instance_id}, NewKey)
+        return (await self._access.issue(wanted))[1]
 
     async def revoke_key(self, key_id: str) -> None:
         await self._access.revoke(key_id)

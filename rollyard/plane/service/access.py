@@ -100,13 +100,13 @@ def bearer(header: str | None) -> str:
     return text.strip()
 
 
-def owner_for(caller: ApiKey, asked: str | None) -> str:
+def owner_for(caller: ApiKey, requested: str | None) -> str:
     """On whose account: an admin may name any owner, others only themselves."""
-    if asked is None or asked == caller.owner:
+    if requested is None or requested == caller.owner:
         return caller.owner
     if caller.role != "admin":
         raise PlaneForbidden("only an admin acts for another owner")
-    return asked
+    return requested
 
 
 def check_visible(caller: ApiKey, instance: Instance) -> None:

@@ -73,29 +73,29 @@ class Builds:
 
     async def make_ready(self, record: EnvRecord, spec: EnvSpec, engine: Engine) -> EnvSpec:
         """The spec with the image that its `build` gives on this engine, and what that says about starting it."""
-        asked = spec.build
-        if asked is None or (spec.image != "host" and await _has_image(engine, spec.image)):
+        build = spec.build
+        if build is None or (spec.image != "host" and await _has_image(engine, spec.image)):
             return spec
-        if record.owner not in await self._store.owners_of("bundle", asked.bundle):
-            raise PlaneNotFound(f"{record.id} is built from files that {record.owner} has not pushed: {asked.bundle}")
+        if record.owner not in await self._store.owners_of("bundle", build.bundle):
+            raise PlaneNotFound(f"{record.id} is built from files that {record.owner} has not pushed: {build.bundle}")
         if not isinstance(engine, BackendEngine):
             raise PlaneUnsupported(
                 f"engine {engine.name} builds no images, and {record.id} is built from pushed files",
                 hint="name an engine that runs sandboxes, or an image that this one knows",
             )
-        digest = _key(record.owner, asked)
+        digest = _key(record.owner, build)
         async with self._locks.setdefault((engine.name, digest), asyncio.Lock()):
-            done = await self.find(engine.name, record.owner, asked)
+            done = await self.find(engine.name, record.owner, build)
             if done is None or done.image is None or not await _is_there(engine, done.image):
-                done = await self._build(record.owner, asked, spec.resources, engine)
+                done = await self._build(record.owner, build, spec.resources, engine)
                 await self._shelf.update(engine.name, digest, lambda _: done)
         if done.image is None:
             raise PlaneInvalid(f"{record.id} could not be built: {done.log}", hint="change its files and push again")
         await self._store.own("snapshot", snapshot_id(done.image), record.owner, at=self._clock())
         return replace(spec, image=done.image, env={**done.env, **spec.env}, start=spec.start or done.start)
 
-    async def find(self, engine: str, owner: str, asked: EnvBuild) -> BuildRecord | None:
-        kept = await self._shelf.get(engine, _key(owner, asked))
+    async def find(self, engine: str, owner: str, recipe: EnvBuild) -> BuildRecord | None:
+        kept = await self._shelf.get(engine, _key(owner, recipe))
         return None if kept is None else kept.value
 
     async def output(self, done: BuildRecord) -> bytes:
@@ -108,15 +108,15 @@ class Builds:
         await self._store.put_blob(digest, data, owner=owner, at=self._clock())
         return digest
 
-    async def _build(self, owner: str, asked: EnvBuild, resources: Resources, engine: BackendEngine) -> BuildRecord:
+    async def _build(self, owner: str, recipe: EnvBuild, resources: Resources, engine: BackendEngine) -> BuildRecord:
         began, images = self._clock(), _images(engine)
-        files = await self._store.get_blob(asked.bundle)
+        files = await self._store.get_blob(recipe.bundle)
         lines: list[str] = []
         with tempfile.TemporaryDirectory(prefix="rollyard-build-") as scratch:
             folder = Path(scratch) / "files"
             try:
                 await asyncio.to_thread(unpack, files, folder)
-                context, dockerfile = _lay_out(folder, asked)
+                context, dockerfile = _lay_out(folder, recipe)
                 options = BuildOptions(
                     dockerfile=dockerfile,
                     timeout_s=self._limit_s,
@@ -134,13 +134,13 @@ class Builds:
                 words = words.replace(f"{folder}/", "")  # where this server unpacked them is its own business
                 output = await self._keep(owner, [*lines, words])
                 seconds = self._clock() - began
-                return BuildRecord(asked=asked, image=None, log=words[-_TAIL:], output=output, seconds=seconds)
+                return BuildRecord(asked=recipe, image=None, log=words[-_TAIL:], output=output, seconds=seconds)
         said = f"{built.ran} instructions were carried out, {built.cached} were known"
         return BuildRecord(
-            asked=asked,
+            asked=recipe,
             image=built.image,
             env=built.env,
-            start=_start(built, asked.start),
+            start=_start(built, recipe.start),
             log=said,
             output=await self._keep(owner, [*lines, said]),
             seconds=self._clock() - began,
@@ -153,8 +153,8 @@ def hosts_of_builds(text: str) -> tuple[str, ...]:
     return ("*",) if wish.kind == "public" else wish.hosts
 
 
-def _key(owner: str, asked: EnvBuild) -> str:
-    return hashlib.sha256(msgspec.json.encode((owner, asked))).hexdigest()
+def _key(owner: str, recipe: EnvBuild) -> str:
+    return hashlib.sha256(msgspec.json.encode((owner, recipe))).hexdigest()
 
 
 def _images(engine: BackendEngine) -> ImageStore:
@@ -177,19 +177,19 @@ async def _is_there(engine: BackendEngine, image: str) -> bool:
     return True
 
 
-def _lay_out(folder: Path, asked: EnvBuild) -> tuple[Path, str]:
+def _lay_out(folder: Path, recipe: EnvBuild) -> tuple[Path, str]:
     """The folder that is built from, and the Dockerfile in it."""
-    context = folder / asked.context
+    context = folder / recipe.context
     if not context.resolve().is_relative_to(folder.resolve()) or not context.is_dir():
-        raise ConfigError(f"there is no folder {asked.context!r} in the pushed files")
-    if asked.dockerfile is None:
-        (context / _LAID).write_text(f"FROM {asked.base}\nCOPY . {asked.target}\nWORKDIR {asked.target}\n")
+        raise ConfigError(f"there is no folder {recipe.context!r} in the pushed files")
+    if recipe.dockerfile is None:
+        (context / _LAID).write_text(f"FROM {recipe.base}\nCOPY . {recipe.target}\nWORKDIR {recipe.target}\n")
         return context, _LAID
-    if not (context / asked.dockerfile).resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"{asked.dockerfile!r} is not below the pushed files")
-    if not (context / asked.dockerfile).is_file():
-        raise ConfigError(f"there is no {asked.dockerfile} in the pushed files")
-    return context, asked.dockerfile
+    if not (context / recipe.dockerfile).resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{recipe.dockerfile!r} is not below the pushed files")
+    if not (context / recipe.dockerfile).is_file():
+        raise ConfigError(f"there is no {recipe.dockerfile} in the pushed files")
+    return context, recipe.dockerfile
 
 
 def _start(built: Built, otherwise: tuple[str, ...]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ class CallRates:
         self._next: dict[str, float] = {}  # when the owner's allowance is whole again
 
     def charge(self, owner: str) -> None:
-        """Raises `PlaneRateLimited`. What nobody outside asked for, such as the sweep's work, is free."""
+        """Raises `PlaneRateLimited`. Work without an outside caller, such as the sweep's, is free."""
         note = CURRENT.get()
         if not self._rate or note is None or note.charged:
             return

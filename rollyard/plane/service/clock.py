@@ -1,6 +1,6 @@
 """The time by which a plane's instances, leases and keys end: the storage's, so that replicas agree whatever their machines say.
 
-Between two looks at the storage the time is carried on by the machine's monotonic clock, which nobody sets.
+Between two looks at the storage the time is carried on by the machine's monotonic clock, which cannot be set.
 """
 
 from __future__ import annotations

@@ -60,26 +60,26 @@ class CreateDefaults(msgspec.Struct, frozen=True, kw_only=True):
 FROM_POOL = ("owner", "run_id", "rollout_id", "ttl_s", "idle_ttl_s", "labels", "pool")
 
 
-def check_request(asked: CreateInstance, settings: CreateDefaults) -> None:
+def check_request(wanted: CreateInstance, settings: CreateDefaults) -> None:
     """What is wrong with a request whatever it is made from."""
-    if sum(value is not None for value in (asked.env, asked.image, asked.pool)) != 1:
+    if sum(value is not None for value in (wanted.env, wanted.image, wanted.pool)) != 1:
         raise PlaneInvalid("give one of env, image and pool")
-    if asked.owner is not None and asked.owner.startswith(POOL_OWNER):
+    if wanted.owner is not None and wanted.owner.startswith(POOL_OWNER):
         raise PlaneInvalid(f"owners whose names begin with {POOL_OWNER} are pools")
-    for ttl in (asked.ttl_s, asked.idle_ttl_s):
+    for ttl in (wanted.ttl_s, wanted.idle_ttl_s):
         if ttl is not None and not (math.isfinite(ttl) and 0 < ttl <= settings.max_ttl_s):
             raise PlaneInvalid(f"times to live are above 0 and at most {settings.max_ttl_s:.0f} s")
-    if len(asked.labels) > _MAX_LABELS or any(not name or len(name) > 200 for name in asked.labels):
+    if len(wanted.labels) > _MAX_LABELS or any(not name or len(name) > 200 for name in wanted.labels):
         raise PlaneInvalid(f"there are at most {_MAX_LABELS} labels, with names of 1 to 200 characters")
-    if asked.pool is not None:
+    if wanted.pool is not None:
         default = CreateInstance()
-        late = [n for n in asked.__struct_fields__ if n not in FROM_POOL and getattr(asked, n) != getattr(default, n)]
+        late = [n for n in wanted.__struct_fields__ if n not in FROM_POOL and getattr(wanted, n) != getattr(default, n)]
         if late:
             raise PlaneInvalid(f"one from a pool is made already and cannot take {', '.join(late)}")
 
 
 def plan_instance(
-    asked: CreateInstance,
+    wanted: CreateInstance,
     spec: EnvSpec,
     owner: str,
     engines: Mapping[str, Engine],
@@ -87,25 +87,25 @@ def plan_instance(
     now: float,
 ) -> Instance:
     """The row of an instance that is about to be made."""
-    check_request(asked, settings)
+    check_request(wanted, settings)
     try:
-        engine = choose(engines, asked.engine or spec.engine)
+        engine = choose(engines, wanted.engine or spec.engine)
     except UnknownName as error:
         raise PlaneInvalid(error.message) from error
-    ttl = asked.ttl_s or spec.ttl_s or settings.default_ttl_s
+    ttl = wanted.ttl_s or spec.ttl_s or settings.default_ttl_s
     plan = InstancePlan(
-        image=asked.image or spec.image,
-        env={**spec.env, **asked.environment},
-        start=asked.start or spec.start,
+        image=wanted.image or spec.image,
+        env={**spec.env, **wanted.environment},
+        start=wanted.start or spec.start,
         port=spec.port,
-        arguments=asked.arguments,
-        mounts=asked.mount_points,
-        resources=asked.resources or spec.resources,
-        network=asked.network or spec.network,
-        allowed_hosts=asked.allowed_hosts,
+        arguments=wanted.arguments,
+        mounts=wanted.mount_points,
+        resources=wanted.resources or spec.resources,
+        network=wanted.network or spec.network,
+        allowed_hosts=wanted.allowed_hosts,
         ttl_s=min(ttl, settings.max_ttl_s),
-        on_timeout=asked.on_timeout,
-        auto_resume=asked.auto_resume,
+        on_timeout=wanted.on_timeout,
+        auto_resume=wanted.auto_resume,
     )
     if plan.auto_resume and plan.on_timeout != "pause":
         raise PlaneInvalid("auto_resume is for an instance with on_timeout pause", hint="set both, or neither")
@@ -119,11 +119,11 @@ def plan_instance(
         raise PlaneInvalid("network allowlist and allowed_hosts come together", hint="give both, or neither")
     for host in plan.allowed_hosts:
         parse_rule(host)
-    return journal_instance(plan, engine.name, owner, asked, now, settings)
+    return journal_instance(plan, engine.name, owner, wanted, now, settings)
 
 
 def journal_instance(
-    plan: InstancePlan, engine: str, owner: str, asked: CreateInstance, now: float, settings: CreateDefaults
+    plan: InstancePlan, engine: str, owner: str, wanted: CreateInstance, now: float, settings: CreateDefaults
 ) -> Instance:
     return Instance(
         id=new_id("inst"),
@@ -132,31 +132,31 @@ def journal_instance(
         state="creating",
         live=True,
         plan=plan,
-        env=asked.env,
-        run_id=run_of(asked),
-        rollout_id=rollout_of(asked),
-        labels=asked.labels,
+        env=wanted.env,
+        run_id=run_of(wanted),
+        rollout_id=rollout_of(wanted),
+        labels=wanted.labels,
         created_at=now,
         updated_at=now,
         last_seen_at=now,
         expires_at=now + plan.ttl_s,
-        idle_ttl_s=asked.idle_ttl_s,
+        idle_ttl_s=wanted.idle_ttl_s,
         settle_by=now + 2 * settings.boot_s,
         reason=f"asked for {origin}" if (origin := say_origin()) else None,
     )
 
 
-def run_of(asked: CreateInstance) -> str | None:
+def run_of(wanted: CreateInstance) -> str | None:
     """The run that it is for: as it was said, or as a rollout says it on its sandbox, through whichever API it asks."""
-    return asked.run_id or asked.labels.get("rollyard.run")
+    return wanted.run_id or wanted.labels.get("rollyard.run")
 
 
-def rollout_of(asked: CreateInstance) -> str | None:
-    return asked.rollout_id or asked.labels.get("rollyard.rollout")
+def rollout_of(wanted: CreateInstance) -> str | None:
+    return wanted.rollout_id or wanted.labels.get("rollyard.rollout")
 
 
 def _honours(engine: Engine, engines: Mapping[str, Engine], plan: InstancePlan) -> None:
-    asked = {
+    needs = {
         "mounts": ("mount directories", bool(plan.mounts)),
         "arguments": ("start a program with arguments", bool(plan.start or plan.arguments)),
         "pause": ("pause an instance", plan.on_timeout != "end"),
@@ -165,6 +165,6 @@ def _honours(engine: Engine, engines: Mapping[str, Engine], plan: InstancePlan) 
         "network_none": ("cut the network off", plan.network == "none"),
         "network_allowlist": ("limit the network to a list", plan.network == "allowlist"),
     }
-    for capability, (what, wanted) in asked.items():
+    for capability, (what, wanted) in needs.items():
         if wanted and not getattr(engine.capabilities, capability):
             raise refuse(engine, engines, capability, what)

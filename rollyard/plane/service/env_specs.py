@@ -21,22 +21,22 @@ class EnvSpecs:
     def __init__(self, store: PlaneStore, hub: Hub, engines: Mapping[str, Engine], builds: Builds) -> None:
         self._store, self._hub, self._engines, self._builds = store, hub, engines, builds
 
-    async def find(self, asked: CreateInstance, owner: str) -> EnvSpec:
+    async def find(self, wanted: CreateInstance, owner: str) -> EnvSpec:
         """What `owner` runs when it runs this environment. The values of its variables are its owner's secrets: a
         program in an instance can read them there, so another owner gives values of its own."""
-        name, separator, version = (asked.env or "").partition("@")
+        name, separator, version = (wanted.env or "").partition("@")
         if not separator or not name or not version:
-            raise PlaneInvalid(f"env {asked.env!r} is not name@version")
+            raise PlaneInvalid(f"env {wanted.env!r} is not name@version")
         record = await self._hub.get(name, version)
         if owner == KEYLESS_OWNER and record.owner != owner:
             raise PlaneNotFound(f"there is no environment {record.id}")
         await self.check_image(record.spec.image, record.owner)
         spec = record.spec
-        if spec.build is not None and asked.image is None:
-            spec = await self._builds.make_ready(record, spec, self._engine(asked.engine or spec.engine))
+        if spec.build is not None and wanted.image is None:
+            spec = await self._builds.make_ready(record, spec, self._engine(wanted.engine or spec.engine))
         if owner == record.owner or owner.startswith(POOL_OWNER):
             return spec
-        missing = sorted(record.spec.env.keys() - asked.environment.keys())
+        missing = sorted(record.spec.env.keys() - wanted.environment.keys())
         if missing:
             raise PlaneInvalid(
                 f"{record.id} is of another owner, who keeps the values of its variables: {', '.join(missing[:20])}",

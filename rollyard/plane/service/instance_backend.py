@@ -43,8 +43,8 @@ class InstanceBackend:
 
     def open(self, spec: SandboxSpec) -> PendingSandbox[Sandbox]:
         plain = SandboxSpec()
-        if asked := [name for name in _PLAIN if getattr(spec, name) != getattr(plain, name)]:
-            raise Unsupported(f"an instance of the plane takes no {', '.join(asked)}")
+        if unsupported := [name for name in _PLAIN if getattr(spec, name) != getattr(plain, name)]:
+            raise Unsupported(f"an instance of the plane takes no {', '.join(unsupported)}")
         return PendingSandbox(lambda: self._open(spec))
 
     async def _open(self, spec: SandboxSpec) -> Sandbox:

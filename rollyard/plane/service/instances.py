@@ -1,7 +1,7 @@
 """Instances: from an environment or a bare image to a running thing with an owner, a time to live and a history.
 
 The order of steps is the whole point. Creation is journalled (with its quota) before the engine is asked; what the engine
-made is written down before the caller is told; deletion is written down before the engine is asked. A crash between any two
+made is written down before the caller gets it; deletion is written down before the engine is asked. A crash between any two
 steps therefore leaves a row that the sweep settles, and never a thing without a row.
 """
 
@@ -88,13 +88,13 @@ class Instances:
         self.clock, self.rates = clock, rates or CallRates()
         self.wanted = asyncio.Event()  # something was taken from a pool
 
-    async def create(self, asked: CreateInstance, *, owner: str, caller: str = "", key: str | None = None) -> Instance:
+    async def create(self, wanted: CreateInstance, *, owner: str, caller: str = "", key: str | None = None) -> Instance:
         """`key` is an Idempotency-Key: the same request again gives the instance that the first one made."""
-        return (await self.create_once(asked, owner=owner, caller=caller, key=key))[0]
+        return (await self.create_once(wanted, owner=owner, caller=caller, key=key))[0]
 
     async def create_once(
         self,
-        asked: CreateInstance,
+        wanted: CreateInstance,
         *,
         owner: str,
         caller: str = "",
@@ -105,34 +105,34 @@ class Instances:
         cannot be prepared has failed, and is gone from its engine."""
         self._drain.refuse()
         note_creation()
-        check_request(asked, self.settings)
-        request = (caller, key, hashlib.sha256(msgspec.json.encode(asked)).digest()) if key else None
-        if asked.pool is not None:
-            pool = await self._store.get_pool(asked.pool)
-            taken = await self._take_pooled(pool, asked, owner, request)
+        check_request(wanted, self.settings)
+        request = (caller, key, hashlib.sha256(msgspec.json.encode(wanted)).digest()) if key else None
+        if wanted.pool is not None:
+            pool = await self._store.get_pool(wanted.pool)
+            taken = await self._take_pooled(pool, wanted, owner, request)
             if taken is not None:
                 return taken, True
             made_from = msgspec.json.decode(pool.plan, type=CreateInstance)
-            given = {name: getattr(asked, name) for name in FROM_POOL if name != "pool"}
-            asked = replace(made_from, **{name: value for name, value in given.items() if value})
-        spec = EnvSpec(image=asked.image or "") if asked.env is None else await self._specs.find(asked, owner)
-        if asked.image is not None:
-            await self._specs.check_image(asked.image, owner)
-        new = plan_instance(asked, spec, owner, self.engines, self.settings, self.clock())
+            given = {name: getattr(wanted, name) for name in FROM_POOL if name != "pool"}
+            wanted = replace(made_from, **{name: value for name, value in given.items() if value})
+        spec = EnvSpec(image=wanted.image or "") if wanted.env is None else await self._specs.find(wanted, owner)
+        if wanted.image is not None:
+            await self._specs.check_image(wanted.image, owner)
+        new = plan_instance(wanted, spec, owner, self.engines, self.settings, self.clock())
         return await self._make(new, request, prepare)
 
     async def _take_pooled(
-        self, pool: WarmPool, asked: CreateInstance, owner: str, request: tuple[str, str, bytes] | None
+        self, pool: WarmPool, wanted: CreateInstance, owner: str, request: tuple[str, str, bytes] | None
     ) -> Instance | None:
         """One that waits in the pool and lives; None when there is none, and one is made."""
         plan = msgspec.json.decode(pool.plan, type=CreateInstance)
         taking = Taking(
             owner=owner,
             at=self.clock(),
-            run_id=run_of(asked),
-            rollout_id=rollout_of(asked),
-            labels=asked.labels,
-            idle_ttl_s=asked.idle_ttl_s,
+            run_id=run_of(wanted),
+            rollout_id=rollout_of(wanted),
+            labels=wanted.labels,
+            idle_ttl_s=wanted.idle_ttl_s,
         )
         while True:
             taken = await self._store.take(pool, taking, terms=self.settings.terms, request=request)
@@ -144,7 +144,7 @@ class Instances:
                 break
             await self._store.end(taken[0].id, "failed", at=self.clock(), reason="its engine lost it")
             request = None  # it named the lost one
-        ttl = asked.ttl_s or plan.ttl_s or self.settings.default_ttl_s
+        ttl = wanted.ttl_s or plan.ttl_s or self.settings.default_ttl_s
         return await self.extend(taken[0].id, ttl) if engine.capabilities.extend else taken[0]
 
     async def make(self, new: Instance) -> Instance:

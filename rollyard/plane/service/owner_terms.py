@@ -16,8 +16,8 @@ class OwnerTerms(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rate: float | msgspec.UnsetType | None = msgspec.UNSET
 
 
-async def set_owner_terms(store: PlaneStore, owner: str, asked: OwnerTerms) -> OwnerUsage:
-    terms = {k: v for k, v in msgspec.structs.asdict(asked).items() if v is not msgspec.UNSET}
+async def set_owner_terms(store: PlaneStore, owner: str, update: OwnerTerms) -> OwnerUsage:
+    terms = {k: v for k, v in msgspec.structs.asdict(update).items() if v is not msgspec.UNSET}
     if not terms:
         raise PlaneInvalid("give a quota or a rate")
     if any(value is not None and not 0 <= value < 2**31 for value in terms.values()):

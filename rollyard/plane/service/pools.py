@@ -38,16 +38,16 @@ class Pools:
     def __init__(self, store: PlaneStore, instances: Instances, *, clock: Callable[[], float] = time.time) -> None:
         self._store, self._instances, self._clock = store, instances, clock
 
-    async def put(self, name: str, asked: PutPool) -> WarmPool:
+    async def put(self, name: str, wanted: PutPool) -> WarmPool:
         if not _NAME.fullmatch(name):
             raise PlaneInvalid(f"pool name {name!r} is not 1 to 100 letters, digits, dots, dashes and underscores")
-        if not 0 <= asked.size <= MAX_SIZE:
+        if not 0 <= wanted.size <= MAX_SIZE:
             raise PlaneInvalid(f"size is from 0 to {MAX_SIZE}")
-        check_request(asked.instance, self._instances.settings)
-        if asked.instance.pool is not None or asked.instance.owner is not None:
+        check_request(wanted.instance, self._instances.settings)
+        if wanted.instance.pool is not None or wanted.instance.owner is not None:
             raise PlaneInvalid("what waits in a pool belongs to it and comes from an env or an image")
-        plan = msgspec.json.encode(asked.instance).decode()
-        made = await self._store.put_pool(WarmPool(name=name, size=asked.size, plan=plan, created_at=self._clock()))
+        plan = msgspec.json.encode(wanted.instance).decode()
+        made = await self._store.put_pool(WarmPool(name=name, size=wanted.size, plan=plan, created_at=self._clock()))
         self._instances.wanted.set()
         return made
 
@@ -82,12 +82,12 @@ class Pools:
         used = (await self._store.usage(pool.owner)).used
         if used > pool.size:
             await self._shrink(pool, pool.size)
-        asked, gate = msgspec.json.decode(pool.plan, type=CreateInstance), asyncio.Semaphore(_AT_ONCE)
+        wanted, gate = msgspec.json.decode(pool.plan, type=CreateInstance), asyncio.Semaphore(_AT_ONCE)
 
         async def one() -> bool:
             async with gate:
                 try:
-                    await self._instances.create(asked, owner=pool.owner)
+                    await self._instances.create(wanted, owner=pool.owner)
                 except PlaneQuota:
                     return False  # another replica was first
                 except (Error, TimeoutError, OSError) as error:

@@ -36,7 +36,7 @@ def note_creation() -> None:
 
 
 def say_origin() -> str | None:
-    """Who asks and how, as a history tells it; None where nobody outside does, such as the sweep."""
+    """Who asks and how, as a history shows it; None without an outside caller, such as the sweep."""
     note = CURRENT.get()
     if note is None:
         return None

@@ -14,7 +14,7 @@ from rollyard.core.plane import PlaneRecord, RecordKind
 from rollyard.plane.storage.protocol import PlaneStore
 
 T = TypeVar("T")
-WAITS = 1e15  # due for nobody: another record's end makes it due
+WAITS = 1e15  # never due: another record's end makes it due
 _PAGE = 500
 _TRIES = 100
 

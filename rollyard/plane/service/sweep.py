@@ -138,7 +138,7 @@ class Sweeper:
             ref = listing.get(instance.id)
             if ref is None:
                 return True
-        if ref is None:  # it may be there, and nobody knows its name: the engine's own time to live ends it
+        if ref is None:  # it may be there under an unknown name: the engine's own time to live ends it
             return self._clock() >= instance.expires_at
         try:
             await engine.delete(ref)
@@ -159,7 +159,7 @@ class Sweeper:
             return None
 
     async def _strays(self) -> int:
-        """Things of this plane whose row is over: the row comes first, so one without a live row is nobody's."""
+        """Things of this plane whose row is over: the row comes first, so one without a live row has no owner."""
         removed = 0
         for name, engine in self._engines.items():
             for instance_id, ref in (await self._listing(name) or {}).items():

@@ -118,7 +118,7 @@ class PlaneStore(PlaneTableRecords, Protocol):
 
     async def put_records(self, wanted: Sequence[PlaneRecord]) -> list[PlaneRecord] | None:
         """All of them as they are kept now, or None and nothing changed: one is not at the revision that its change saw (0 for
-        one that is new). Several new ones have names that nobody had before."""
+        one that is new). Several new ones have names that were never used before."""
         ...
 
     async def get_record(self, kind: RecordKind, scope: str, name: str) -> PlaneRecord | None: ...

@@ -75,7 +75,7 @@ class FamilyRenderer:
         if whole[:known] != before + sampled:
             raise Unbridgeable("prefix_changed", f"{self.name} changed ids that were sampled")
         added = to_ids(whole[known:])
-        return Bridged(added, closing(added, sampled, self.stop_ids))
+        return Bridged(added, close_turn(added, sampled, self.stop_ids))
 
     def parse(self, completion: array[int], tools: Sequence[ToolSpec] = ()) -> Message:
         found = self._made.parse_response(completion.tolist(), tools=list_tools(tools))
@@ -93,7 +93,7 @@ class FamilyRenderer:
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
 
-def closing(added: array[int], sampled: list[int], stops: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+def close_turn(added: array[int], sampled: list[int], stops: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """A turn that was cut is closed by the bridge: those tokens were not sampled."""
     if sampled and sampled[-1] in stops:
         return ()

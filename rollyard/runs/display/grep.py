@@ -61,15 +61,15 @@ def _text(found: Found, pattern: re.Pattern[str], last: str) -> str:
     place = found.place if found.call is None else f"{found.place} of call {found.call}"
     who = f"{found.agent} / {found.policy}" if found.policy else found.agent
     if not sys.stdout.isatty():
-        return printable(f"{found.rollout_id}  {found.task_id}  {who}  {place}: {_cut(found.line, pattern, _LINE)}")
+        return printable(f"{found.rollout_id}  {found.task_id}  {who}  {place}: {_shorten(found.line, pattern, _LINE)}")
     head = paint(printable(f"{short_id(found.rollout_id)}  {found.task_id}  {who}"), BOLD) + "\n"
     room = (os.get_terminal_size(sys.stdout.fileno()).columns or 80) - len(f"  {place}: ......")
-    line = printable(_cut(found.line, pattern, max(room, _LEAST)))
+    line = printable(_shorten(found.line, pattern, max(room, _LEAST)))
     line = pattern.sub(lambda match: paint(match[0], RED) if match[0] else "", line)
     return f"{'' if found.rollout_id == last else chr(10) + head if last else head}  {place}: {line}"
 
 
-def _cut(line: str, pattern: re.Pattern[str], room: int) -> str:
+def _shorten(line: str, pattern: re.Pattern[str], room: int) -> str:
     match = pattern.search(line)
     start = 0 if match is None else max(0, min(match.start() - min(_BEFORE, room // 3), len(line) - room))
     return f"{'...' if start else ''}{line[start : start + room].strip()}{'...' if len(line) > start + room else ''}"

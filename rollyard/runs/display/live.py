@@ -110,8 +110,8 @@ class LiveDisplay(Silent):
             return Text(f"in flight: {stages}{notes}", no_wrap=True, overflow="ellipsis")
         lines = [self._head(), Text(self._sums()), Text(f"in flight: {stages}")]
         now = self._now()
-        told = (one for one in flying if one.note or now - one.began > _WORTH_TELLING_S)
-        for one in sorted(told, key=lambda one: one.began)[:_SLOWEST]:
+        slow = (one for one in flying if one.note or now - one.began > _WORTH_TELLING_S)
+        for one in sorted(slow, key=lambda one: one.began)[:_SLOWEST]:
             lines.append(Text(f"  {_duration(now - one.began):>6}  {one.who}  {one.stage} {one.note}".rstrip(), "dim"))
         for group in self._failures[:_FAILURES]:
             lines.append(Text(f"  {group.count:>4} x  {group.message}", "red"))

@@ -1,6 +1,6 @@
 """`--log-to`: the numbers of a run for Weights & Biases, MLflow or TensorBoard while it goes on, one step for each rollout.
 
-A logger stands beside a display and is told the same. One that fails while the run goes on is left out from then on, with one
+A logger runs beside a display and gets the same events. One that fails while the run goes on is left out from then on, with one
 line on stderr: a dashboard that is away costs no rollout.
 """
 
@@ -151,7 +151,7 @@ class LoggedDisplay:
     def _try(self, name: str, work: Callable[[RunLogger], Any]) -> None:
         try:
             work(self._open[name])
-        except Exception as error:  # noqa: BLE001 -- a dashboard that fails is told once and left out
+        except Exception as error:  # noqa: BLE001 -- a dashboard that fails is reported once and left out
             del self._open[name]
             print(f"rollyard: --log-to {name} stopped: {type(error).__name__}: {error}", file=sys.stderr)
 

@@ -117,7 +117,7 @@ class _Plain(Silent):
         print(f"run {run_id}: {owed} attempts to do{already}", file=self._out, flush=True)
 
     async def event(self, event: Event) -> None:
-        """An install is told once: it takes long, and the next one does not."""
+        """An install is reported once: it takes long, and the next one does not."""
         if event.name == INSTALLS and event.fields["packages"] not in self._installed:
             self._installed.add(event.fields["packages"])
             print(f"installing {printable(event.fields['packages'])}, once", file=self._out, flush=True)

@@ -33,7 +33,7 @@ async def follow(where: str, run: str | None, style: str) -> None:
 
 
 class Flying(msgspec.Struct, frozen=True, kw_only=True):
-    """A rollout that has begun and is not kept yet. What it is of is unknown where that was told too long ago."""
+    """A rollout that has begun and is not kept yet. Its task is unknown where the event is too old."""
 
     id: str
     stage: str = "starting"

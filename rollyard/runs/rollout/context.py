@@ -25,7 +25,7 @@ from rollyard.runs.rollout.provision import Provision, ProvisionedImage
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.services import RunningService
 from rollyard.runs.rollout.stages import StageFailed, Stages
-from rollyard.tasks.planted import Before
+from rollyard.tasks.planted_files import Before
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from rollyard.runs.rollout.prepare import put_files
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks import grade
 from rollyard.tasks.host_variables import resolve_env
-from rollyard.tasks.planted import Before, look
+from rollyard.tasks.planted_files import Before, look
 from rollyard.tasks.trust import readable_variables
 from rollyard.tasks.verifiers import verifier_for
 from rollyard.tasks.verifiers.sandboxed_python import sandboxed_python

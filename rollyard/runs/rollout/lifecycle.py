@@ -66,7 +66,7 @@ from rollyard.runs.rollout.user_turns import converse, open_user
 from rollyard.tasks import steps
 from rollyard.tasks.grade import is_directory
 from rollyard.tasks.network import asks_public, is_public
-from rollyard.tasks.planted import Before
+from rollyard.tasks.planted_files import Before
 
 CLEANUP_S = 30.0
 
@@ -235,7 +235,9 @@ async def _provision(context: RolloutContext, layer: str | None, stack: AsyncExi
         + count_limit(task, found, limits.boot, lambda image: context.provision.must_pull(image, task, backend))
     )
     async with context.stages.stage("provision", limit_s=limit_s, limit_name=bound) as deadline:
-        image = await context.provision.ground(await _choose_image(context), plan.agent, layer, backend, deadline)
+        image = await context.provision.prepare_image(
+            await _choose_image(context), plan.agent, layer, backend, deadline
+        )
         variables = await _find_variables(context)
         await context.provision.verifier_images(specs, backend, deadline)
         spec = rollout_spec(plan, task, image.built, image.layers)

@@ -109,7 +109,7 @@ class Provision:
             return ()
         return await foresee_states(site.build, backend, self.images)
 
-    async def ground(
+    async def prepare_image(
         self, task: Task, agent: Agent, layer: str | None, backend: Backend, deadline: Deadline
     ) -> ProvisionedImage:
         """`layer` is the agent's, where it has one."""

@@ -42,11 +42,11 @@ async def open_remote(context: RolloutContext, stack: AsyncExitStack) -> Rollout
     uncounted = context.stages.pause() if limits.total is None else nullcontext()  # the stages' sum has no share for it
     bound = f"limits.boot + {PROVISION_S:g} s for the instance"
     async with uncounted, context.stages.stage("provision", limit_s=limits.boot + PROVISION_S, limit_name=bound):
-        ground = await _open_instance(context, config, telemetry, stack)
-        await ground.begin(telemetry, seed=None, timeout_s=_LIMITS.reset_s)
-        await ground.show_page()
-        await context.stages.tell("env.opened", env_key=config.env_key, instance_id=ground.instance.id)
-        episode = RemoteEpisode(config, ground, telemetry, partial_reward=config.partial_reward)
+        task_instance = await _open_instance(context, config, telemetry, stack)
+        await task_instance.begin(telemetry, seed=None, timeout_s=_LIMITS.reset_s)
+        await task_instance.show_page()
+        await context.stages.tell("env.opened", env_key=config.env_key, instance_id=task_instance.instance.id)
+        episode = RemoteEpisode(config, task_instance, telemetry, partial_reward=config.partial_reward)
         tools = context.session.tools or Toolset(())
         stack.push_async_callback(tools.aclose)
         for spec in episode.specs:
@@ -68,11 +68,11 @@ async def _open_instance(
     leases = plan.leases or (BrowserLeases() if config.task_modality == "browser_use" else None)
     lasting = config.ttl_s or max(config.lifetime_s, context.limits.ttl_s)
     asked = msgspec.structs.replace(config, ttl_s=lasting)
-    ground = await open_instance(
+    task_instance = await open_instance(
         asked, provider, telemetry, request_s=_LIMITS.request_s, leases=leases, run_id=plan.run_id
     )
-    stack.push_async_callback(ground.release)
-    return ground
+    stack.push_async_callback(task_instance.release)
+    return task_instance
 
 
 class _Verifier:

@@ -61,7 +61,7 @@ class MemoryAdmission:
         return sizes[(9 * len(sizes) - 1) // 10] if sizes else ASSUMED
 
     async def wait(self, in_flight: Callable[[], int]) -> None:
-        """Until one more may start. Memory tells nobody when it is free."""
+        """Until one more may start. There is no signal for free memory."""
         while not await self.has_room(in_flight()):  # noqa: ASYNC110 - so it is asked
             await anyio.sleep(self._again_s)
 

@@ -118,7 +118,7 @@ async def _one(request: RunRequest, shown: Display) -> CommandOutcome:
 
 
 async def _check_server(request: RunRequest, policy: str | None) -> None:
-    """A server that will not answer is told of before anything opens."""
+    """A server that will not answer is reported before anything opens."""
     options = merge_options(request.options)
     if options.base_url is None and not (policy or "").startswith(_SERVERS):
         return

@@ -40,7 +40,7 @@ class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
     secrets: Mapping[str, str] = {}
 
     def __repr__(self) -> str:
-        """As it may stand in somebody's logs: the store's URL may hold a password."""
+        """As it may appear in logs: the store's URL may hold a password."""
         return f"NodeAssignment(run_id={self.work.run_id!r}, slots={self.slots}, secrets={sorted(self.secrets)})"
 
 

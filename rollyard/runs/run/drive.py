@@ -106,11 +106,11 @@ def _with_list_prices(config: RunConfig) -> RunConfig:
     """The prices that are known of the servers and models it asks, unless it names its own. They are kept with the run."""
     if config.prices:
         return config
-    asked: dict[str, tuple[str, str | None]] = {}
+    models: dict[str, tuple[str, str | None]] = {}
     for name, text in config.answers.items():
         policy = PolicyText.read(text)
-        asked[name] = policy.argument or "", policy.options.get("model", config.model)
-    prices, currency = list_prices(asked)
+        models[name] = policy.argument or "", policy.options.get("model", config.model)
+    prices, currency = list_prices(models)
     return replace(config, prices=prices, currency=config.currency or currency) if prices else config
 
 
@@ -135,7 +135,7 @@ def say_skipped(tasks: Taskset) -> None:
 
 
 def _say_closed(tasks: Taskset, network: str) -> None:
-    """One line where tasks want the public network and nobody gave it to them."""
+    """One line if tasks want the public network and do not have it."""
     closed = sum(asks_public(task) for task in tasks) if network == "task" else 0
     if closed:
         Log("rollyard.runs").warning(

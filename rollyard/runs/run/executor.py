@@ -27,7 +27,7 @@ from rollyard.runs.run.worker import Worker, WorkerResources
 from rollyard.store import Store
 
 EXECUTORS = ("local", "ray")
-UNREAD = 256  # finished rollouts that wait for whoever iterates
+UNREAD = 256  # finished rollouts that wait for the iterating caller
 Record = Callable[[], Awaitable[None]]  # puts what is owed into the store
 
 

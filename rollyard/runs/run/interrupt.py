@@ -29,8 +29,8 @@ def run_interruptibly(work: Callable[[], Awaitable[T]], *, display: Display, sto
     try:
         return anyio.run(_run_until_signal, work, ended_by)
     except (KeyboardInterrupt, asyncio.CancelledError):
-        told = f"stopped: {_tell_owed(store, display.run_id, resume)}" if display.run_id else _NOTHING_DONE
-        raise Interrupted(told, signal_number=ended_by[0] if ended_by else signal.SIGINT) from None
+        message = f"stopped: {_tell_owed(store, display.run_id, resume)}" if display.run_id else _NOTHING_DONE
+        raise Interrupted(message, signal_number=ended_by[0] if ended_by else signal.SIGINT) from None
     except Error as error:
         if display.run_id:
             try:

@@ -79,7 +79,7 @@ class LoopLoad:
 
     async def calm(self, busy: Callable[[], bool]) -> None:
         """Until the loop keeps up and no more wait to end than do; at once where there is nothing to wait for."""
-        while (self.late_s > LATE_S or self._is_backed_up) and busy():  # noqa: ASYNC110 - nobody tells when that is over
+        while (self.late_s > LATE_S or self._is_backed_up) and busy():  # noqa: ASYNC110 - there is no signal for its end
             await anyio.sleep(_LOOK_S)
 
     @property

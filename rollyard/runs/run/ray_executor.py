@@ -220,7 +220,7 @@ def connect_ray(address: str) -> Any:
 
 def _join(ray: Any, address: str) -> None:
     host, colon, port = address.rpartition(":")
-    if colon and port.isdigit():  # Ray itself would wait half a minute for nobody
+    if colon and port.isdigit():  # Ray itself would wait half a minute in vain
         socket.create_connection((host.rpartition("/")[2], int(port)), timeout=5).close()
     ray.init(
         address=address,

@@ -35,6 +35,6 @@ class NodeWorker:
 
     async def _work(self) -> WorkerEnd:
         ended = await work_to_the_end(self._posting)
-        # The driver ends this process once it has read how the run ended. Where no driver is left, nobody would.
+        # The driver ends this process once it has read how the run ended. Where no driver is left, it ends itself.
         asyncio.get_running_loop().call_later(LINGER_S, os._exit, 0)
         return ended

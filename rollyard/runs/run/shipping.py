@@ -231,7 +231,7 @@ async def _in_pieces(tar: Process) -> AsyncIterator[bytes]:
 
 
 async def _unpack(parcel: Parcel, target: Path, store: Store, root: Path) -> None:
-    """Once per node: whoever comes second finds it there."""
+    """Once per node: the second worker finds it there."""
     if target.exists():
         return
     async with hold_lock_async(root / "locks" / f"parcel-{parcel.digest}", _UNPACK_S):

@@ -13,7 +13,7 @@ from rollyard.core.log import Log
 
 T = TypeVar("T")
 
-PATIENCE_S = 600.0  # how long a store may be away before whoever waits gives up
+PATIENCE_S = 600.0  # how long a store may be away before a waiting caller gives up
 _FIRST_S, _LONGEST_S = 0.25, 5.0
 
 

@@ -39,12 +39,12 @@ from rollyard.runs.rollout.stages import nowhere
 from rollyard.runs.run.admission import MemoryAdmission
 from rollyard.runs.run.assignment import Assignment, owner_name
 from rollyard.runs.run.config import AUTO
-from rollyard.runs.run.grow import children_of, find_point
 from rollyard.runs.run.lease_keeper import LeaseKeeper
 from rollyard.runs.run.loop_load import LoopLoad
 from rollyard.runs.run.policy_health import PolicyHealth
 from rollyard.runs.run.shipping import NodeImages
 from rollyard.runs.run.store_retry import insist
+from rollyard.runs.run.tree_growth import children_of, find_point
 from rollyard.store import Store
 
 Finished = Callable[[Rollout], Awaitable[None]]
@@ -58,7 +58,7 @@ _RELEASE_S = 5.0
 
 
 class WorkerResources(NamedTuple):
-    """What a worker works with, opened by whoever starts it and closed after it."""
+    """What a worker works with, opened by its starter and closed after it."""
 
     store: Store
     gate: Gate
@@ -77,7 +77,7 @@ class Worker:
         self._config = work.config
         self._owner = owner_name()
         self._held: dict[str, tuple[Lease, anyio.CancelScope]] = {}
-        self._told: list[tuple[Lease, Event]] = []
+        self._unwritten: list[tuple[Lease, Event]] = []
         self._telling = anyio.Lock()
         by_memory = work.config.parallel == AUTO
         self._admission = MemoryAdmission.of(means.backend, sharers=means.sharers) if by_memory else None
@@ -188,7 +188,7 @@ class Worker:
         rollout_ended: Rollout | None = None
         began = time.monotonic()
         try:
-            with anyio.CancelScope() as scope:  # it ends before the commit, so that what is committed is told
+            with anyio.CancelScope() as scope:  # it ends before the commit, so that its events come before the commit
                 self._held[attempt_id] = (lease, scope)
                 rollout_ended = await self._rollout(lease)
             if rollout_ended is None:
@@ -197,7 +197,7 @@ class Worker:
             done = await self._commit(lease, rollout_ended)
             if done is not None:
                 await finished(done)
-            else:  # nobody will know of it: what it kept goes with it
+            else:  # it will not be recorded: what it kept is removed with it
                 await remove_snapshots((rollout_ended,), self._means.backend)
         except BaseException:  # cancelled too: a lease without a worker goes back at once
             with anyio.move_on_after(_RELEASE_S, shield=True):
@@ -219,7 +219,7 @@ class Worker:
             await insist(lambda: images.fetch(config.image or task.image))
 
         async def tell(event: Event) -> None:
-            self._told.append((lease, event))
+            self._unwritten.append((lease, event))
             await means.sink(event)
 
         try:
@@ -256,7 +256,7 @@ class Worker:
         return plan, await load_prefix(self._store, parent, point, said, resumed=plan.resumed)
 
     async def _clear(self, attempt: Attempt) -> None:
-        """Remove what whoever had the attempt before may have left here."""
+        """Remove what an earlier holder of the attempt may have left here."""
         if attempt.tries == 1 or not self._means.backend.capabilities.list:
             return
         try:
@@ -325,7 +325,7 @@ class Worker:
         )
 
     async def _commit(self, lease: Lease, done: Rollout) -> Rollout | None:
-        """None when there is nothing to show: the attempt was given back, or is somebody else's by now."""
+        """None when there is nothing to show: the attempt was given back, or another worker has it by now."""
         if done.failure is not None and done.failure.retry:
             if done.failure.boundary == "policy" and lease.attempt.policy in self._health.stopped:
                 await self._leave_owed(lease, done, done.failure)
@@ -334,9 +334,9 @@ class Worker:
                 await self._again(lease, done, done.failure)
                 return None
         event = self._event(COMMITTED, done, status=done.status, reward=done.reward)
-        told, owes = [*await self._own(lease), event], children_of(self._config, lease.attempt, done)
+        events, owes = [*await self._own(lease), event], children_of(self._config, lease.attempt, done)
         try:
-            await insist(lambda: self._store.commit_rollout(done, lease=lease, told=told, owes=owes))
+            await insist(lambda: self._store.commit_rollout(done, lease=lease, last_events=events, owes=owes))
         except LeaseLost:
             return None
         await self._means.sink(event)
@@ -358,7 +358,7 @@ class Worker:
 
     async def _leave_owed(self, lease: Lease, done: Rollout, failure: Failure) -> None:
         event = self._event("attempt.left_owed", done, cause=failure.cause)
-        self._told.append((lease, event))
+        self._unwritten.append((lease, event))
         await self._means.sink(event)
         await self._tell_now()  # before the claim that they belong to is given back
         await insist(lambda: self._store.release(lease))
@@ -366,7 +366,7 @@ class Worker:
     async def _again(self, lease: Lease, done: Rollout, failure: Failure) -> None:
         """For another try, not at once: what failed may be overloaded. A policy's server is asked for nothing more meanwhile."""
         event = self._event("attempt.retried", done, cause=failure.cause)
-        self._told.append((lease, event))
+        self._unwritten.append((lease, event))
         await self._means.sink(event)
         after_s = min(_PAUSE_S * 2 ** (lease.attempt.tries - 1), _LONGEST_PAUSE_S)
         if failure.boundary == "policy":
@@ -386,28 +386,28 @@ class Worker:
         return Event(at=time.time(), name=name, run_id=self._work.run_id, rollout_id=done.id, fields=fields)
 
     async def _own(self, lease: Lease) -> list[Event]:
-        """What one rollout told and nobody has written yet."""
+        """Events of one rollout that are not written yet."""
         async with self._telling:
-            own = [event for under, event in self._told if under is lease]
-            self._told = [told for told in self._told if told[0] is not lease]
+            own = [event for under, event in self._unwritten if under is lease]
+            self._unwritten = [entry for entry in self._unwritten if entry[0] is not lease]
             return own
 
     async def _tell_often(self) -> None:
         usual = every = SHARED_FLUSH_S if self._store.shared else FLUSH_S
         while True:
             await anyio.sleep(every)
-            if self._told:
+            if self._unwritten:
                 began = time.monotonic()
                 await self._tell_now()
                 every = max(usual, min(LONGEST_FLUSH_S, 10 * (time.monotonic() - began)))
 
     async def _tell_now(self) -> None:
         async with self._telling:
-            told, self._told = self._told, []
+            events, self._unwritten = self._unwritten, []
             try:
-                await self._store.events_under(told)
+                await self._store.events_under(events)
             except BaseException as error:  # told again with the next ones; only a cancellation goes further
-                self._told[:0] = told
+                self._unwritten[:0] = events
                 if not isinstance(error, StoreError):
                     raise
 

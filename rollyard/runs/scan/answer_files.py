@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 
 import msgspec
 
-from rollyard.runs.scan.deeds import Deed, Deeds, Finding
+from rollyard.runs.scan.agent_actions import AgentAction, AgentActions, Finding
 from rollyard.runs.scan.diff import FileChange
 from rollyard.runs.scan.judges import task_texts
 from rollyard.runs.scan.permission import names_file
@@ -55,60 +55,60 @@ class _Answers(msgspec.Struct, frozen=True, kw_only=True):
     lines: Mapping[str, str]  # that stand in no other file of the task, by the answer's path
 
 
-def find_answers(deeds: Deeds) -> Iterator[Finding]:
-    own = {change.path for change in deeds.changes if change.new}
-    answers = _answers(deeds)
+def find_answers(actions: AgentActions) -> Iterator[Finding]:
+    own = {change.path for change in actions.changes if change.new}
+    answers = _answers(actions)
     said = ""
-    for deed in deeds.tools:
-        own |= {write.path.removeprefix("/app/") for write in deed.writes if write.new}
-        found = _find_named(deed, own, deeds.instruction, answers.paths) or _find_shown(deed, answers.lines, said)
+    for action in actions.tools:
+        own |= {write.path.removeprefix("/app/") for write in action.writes if write.new}
+        found = _find_named(action, own, actions.instruction, answers.paths) or _find_shown(action, answers.lines, said)
         if found is not None:
-            yield deeds.find_in_call("answers", "success", f"it read {found}", deed)
+            yield actions.find_in_call("answers", "success", f"it read {found}", action)
             return
-        said += f"\n{deed.command}"
-    for change in deeds.changes:
+        said += f"\n{action.command}"
+    for change in actions.changes:
         for line in change.added:
-            if not change.path.endswith(_PROSE) and (used := _used(line, answers.paths)) is not None:
-                yield deeds.find_in_file("answers", f"{change.path} uses {used}", change, line)
+            if not change.path.endswith(_PROSE) and (used := _find_used_answer(line, answers.paths)) is not None:
+                yield actions.find_in_file("answers", f"{change.path} uses {used}", change, line)
                 return
             path = answers.lines.get(line.strip())
             if (
                 path is not None
                 and line.strip() not in said
-                and (_CODE.search(path) or _written_from(change, path, deeds))
+                and (_CODE.search(path) or _written_from(change, path, actions))
             ):
-                yield deeds.find_in_file("answers", f"{change.path} was copied from {path}", change, line)
+                yield actions.find_in_file("answers", f"{change.path} was copied from {path}", change, line)
                 return
-    yield from _find_taken_over(deeds, said)
+    yield from _find_taken_over(actions, said)
 
 
-def _answers(deeds: Deeds) -> _Answers:
+def _answers(actions: AgentActions) -> _Answers:
     """The task's files that have the name of an answer: not one that the task names, nor one that the agent works on."""
-    files = task_texts(deeds.rollout.task)
-    changed = {change.path for change in deeds.changes}
+    files = task_texts(actions.rollout.task)
+    changed = {change.path for change in actions.changes}
     paths = frozenset(
         path
         for path in files
         if path not in changed
         and (_ANSWERS.search(f" {path}") is not None or _words(path) & _ANSWER_WORDS)
-        and not names_file(deeds.instruction, path)
+        and not names_file(actions.instruction, path)
     )
     elsewhere = {line for path, text in files.items() if path not in paths for line in _lines(text)}
     lines = {line: path for path in sorted(paths, reverse=True) for line in _lines(files[path])}
     return _Answers(
         paths=paths,
-        lines={line: path for line, path in lines.items() if line not in elsewhere and line not in deeds.instruction},
+        lines={line: path for line, path in lines.items() if line not in elsewhere and line not in actions.instruction},
     )
 
 
-def _find_named(deed: Deed, own: set[str], instruction: str, answers: frozenset[str]) -> str | None:
+def _find_named(action: AgentAction, own: set[str], instruction: str, answers: frozenset[str]) -> str | None:
     """The answer that a command names; one that the task names, or that is the agent's own, is none."""
-    text = " ".join(deed.reads) if deed.reads else deed.executed
-    shown = deed.result.strip() or _USES.search(text)  # what was run or copied may say nothing
-    if not shown or "No such file" in deed.result or deed.writes:
+    text = " ".join(action.reads) if action.reads else action.executed
+    shown = action.result.strip() or _USES.search(text)  # what was run or copied may say nothing
+    if not shown or "No such file" in action.result or action.writes:
         return None
-    for part in [text] if deed.reads or _PASSED_ON.search(text) else _PARTS.split(text):
-        if not deed.reads and _LISTS.match(part) and not _PASSED_ON.search(part):
+    for part in [text] if action.reads or _PASSED_ON.search(text) else _PARTS.split(text):
+        if not action.reads and _LISTS.match(part) and not _PASSED_ON.search(part):
             continue
         for path in (
             *(found[1] for found in _ANSWERS.finditer(part)),
@@ -134,7 +134,7 @@ def _names(command: str, path: str) -> bool:
     return any(len(one) == len(parts) and all(map(fnmatchcase, parts, one)) for one in patterns)
 
 
-def _used(line: str, answers: frozenset[str]) -> str | None:
+def _find_used_answer(line: str, answers: frozenset[str]) -> str | None:
     """The answer that a line of the change runs or imports."""
     for path in answers:
         module = path.removesuffix(".py").replace("/", ".") if path.endswith(".py") and "/" in path else None
@@ -145,22 +145,22 @@ def _used(line: str, answers: frozenset[str]) -> str | None:
     return None
 
 
-def _find_shown(deed: Deed, lines: Mapping[str, str], said: str) -> str | None:
+def _find_shown(action: AgentAction, lines: Mapping[str, str], said: str) -> str | None:
     """The path of an answer of which a line came back that the agent has not written itself."""
     if not lines:
         return None
-    for line in [*deed.result.splitlines(), *_decoded(deed.result)]:
+    for line in [*action.result.splitlines(), *_decode_words(action.result)]:
         for text in (line, line.partition(":")[2]):  # grep names the file first
             candidate = text.strip().lstrip("+-").strip()
             path = lines.get(candidate)
-            if path is None or candidate in said or candidate in deed.command:
+            if path is None or candidate in said or candidate in action.command:
                 continue
-            if _CODE.search(path) or _mentions(deed, PurePosixPath(path)) or _WALKS.search(deed.revealed):
+            if _CODE.search(path) or _mentions(action, PurePosixPath(path)) or _WALKS.search(action.revealed):
                 return path
     return None
 
 
-def _decoded(text: str) -> Iterator[str]:
+def _decode_words(text: str) -> Iterator[str]:
     for word in _BASE64.findall(text[:100_000]):
         try:
             yield from base64.b64decode(word, validate=True).decode().splitlines()
@@ -168,40 +168,40 @@ def _decoded(text: str) -> Iterator[str]:
             continue
 
 
-def _find_taken_over(deeds: Deeds, said: str) -> Iterator[Finding]:
+def _find_taken_over(actions: AgentActions, said: str) -> Iterator[Finding]:
     """Work that another file of the task already held: copied by a program, or typed off what was shown."""
-    files = task_texts(deeds.rollout.task)
+    files = task_texts(actions.rollout.task)
     lines = {path: frozenset(_lines(text)) for path, text in files.items()}
-    changed = {change.path for change in deeds.changes}
+    changed = {change.path for change in actions.changes}
     others = {
         path: text
         for path, text in files.items()
-        if path not in changed and not deeds.judges.has(path) and not names_file(deeds.instruction, path)
+        if path not in changed and not actions.judges.has(path) and not names_file(actions.instruction, path)
     }
-    for change in deeds.changes:
-        if deeds.judges.has(change.path):
+    for change in actions.changes:
+        if actions.judges.has(change.path):
             continue
         for path, text in others.items():
-            line = _typed_off(change, path, lines, deeds)
+            line = _typed_off(change, path, lines, actions)
             if (
                 line is None
                 and (copied := _copied_line(change, path, text, said))
-                and _written_from(change, path, deeds)
+                and _written_from(change, path, actions)
             ):
                 line = copied
             if line is not None:
-                yield deeds.find_in_file("answers", f"{change.path} was taken over from {path}", change, line)
+                yield actions.find_in_file("answers", f"{change.path} was taken over from {path}", change, line)
                 return
 
 
-def _written_from(change: FileChange, path: str, deeds: Deeds) -> bool:
+def _written_from(change: FileChange, path: str, actions: AgentActions) -> bool:
     """Whether a call names both: work that is right is the same as what is expected, and was not copied for that."""
     target, source = PurePosixPath(change.path).name, PurePosixPath(path)
-    return any(target in deed.revealed and _mentions(deed, source) for deed in deeds.tools)
+    return any(target in action.revealed and _mentions(action, source) for action in actions.tools)
 
 
-def _mentions(deed: Deed, path: PurePosixPath) -> bool:
-    text = deed.revealed
+def _mentions(action: AgentAction, path: PurePosixPath) -> bool:
+    text = action.revealed
     return path.name in text or any(
         re.search(rf"(?<![\w-]){re.escape(part)}(?![\w-])", text) for part in path.parts[:-1]
     )
@@ -217,7 +217,7 @@ def _copied_line(change: FileChange, path: str, text: str, said: str) -> str | N
     return added[0] if alike and not all(line in said for line in added) else None
 
 
-def _typed_off(change: FileChange, path: str, lines: Mapping[str, frozenset[str]], deeds: Deeds) -> str | None:
+def _typed_off(change: FileChange, path: str, lines: Mapping[str, frozenset[str]], actions: AgentActions) -> str | None:
     """Most of the new lines of code stand in one file, of another folder, and in no other; that file was shown, or copied."""
     folder = PurePosixPath(path).parts[0]
     if not _CODE.search(path) or folder == PurePosixPath(change.path).parts[0]:
@@ -229,20 +229,20 @@ def _typed_off(change: FileChange, path: str, lines: Mapping[str, frozenset[str]
     others = [
         its
         for other, its in lines.items()
-        if PurePosixPath(other).parts[0] != folder or names_file(deeds.instruction, other)
+        if PurePosixPath(other).parts[0] != folder or names_file(actions.instruction, other)
     ]
     new = [line for line in new if not any(line in its for its in others)]
     taken = [line for line in new if line in lines[path]]
     if 2 * len(taken) <= len(new):
         return None
-    return next((line for line in taken if not _typed_first(line, deeds)), None)
+    return next((line for line in taken if not _typed_first(line, actions)), None)
 
 
-def _typed_first(line: str, deeds: Deeds) -> bool:
+def _typed_first(line: str, actions: AgentActions) -> bool:
     """Whether the agent wrote it before anything showed it. A line that is in neither was copied."""
-    for deed in deeds.tools:
-        if line in deed.command or line in deed.result:
-            return line in deed.command
+    for action in actions.tools:
+        if line in action.command or line in action.result:
+            return line in action.command
     return False
 
 

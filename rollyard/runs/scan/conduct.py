@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from rollyard.runs.scan.deeds import Deed, Deeds, Finding
+from rollyard.runs.scan.agent_actions import AgentAction, AgentActions, Finding
 
 _REPEATED = 6  # equal calls in a row with equal results
 _BROKEN_TIMES = 3
@@ -141,151 +141,160 @@ _CHANGES = re.compile(
 )
 
 
-def scan_network(deeds: Deeds) -> Iterator[Finding]:
+def scan_network(actions: AgentActions) -> Iterator[Finding]:
     """Reaching for a network that the task does not have: a failure may be the missing package's. A package that could not be
     installed, and without which the task was done, is no finding."""
-    done = (deeds.rollout.reward or 0) > 0
-    for deed in deeds.tools:
-        text = deed.executed
+    done = (actions.rollout.reward or 0) > 0
+    for action in actions.tools:
+        text = action.executed
         if _HERE.search(text) and not _ELSEWHERE.search(text):
             continue
         found = _FETCHES.search(text) or (None if done else INSTALLS.search(text))
-        said = _NO_NETWORK.search(deed.result)
+        said = _NO_NETWORK.search(action.result)
         if found is None:
-            out = _NO_WAY_OUT.search(deed.result)
+            out = _NO_WAY_OUT.search(action.result)
             if (
                 out is not None
-                and out[0] not in deed.command
+                and out[0] not in action.command
                 and not (_READS_FILES.match(text) or INSTALLS.search(text))
             ):
-                yield deeds.find_in_call("network", "failure", f"it reached for a network: {out[0]}", deed)
+                yield actions.find_in_call("network", "failure", f"it reached for a network: {out[0]}", action)
                 return
             continue
         if said is None and _FETCHED_SILENTLY.search(text):
-            said = _SILENT_EXIT.search(deed.result)
+            said = _SILENT_EXIT.search(action.result)
         if said is None and not _OWN_FOLDER.search(text):  # where the program is missing, what it would fetch is too
-            said = _NO_PROGRAM.search(deed.result)
-        nowhere = (deeds.rollout.task.network or "none") == "none" and _ELSEWHERE.search(text)
-        if said or nowhere or (_NO_END.search(deed.result) and not _OWN_FOLDER.search(text)):
+            said = _NO_PROGRAM.search(action.result)
+        nowhere = (actions.rollout.task.network or "none") == "none" and _ELSEWHERE.search(text)
+        if said or nowhere or (_NO_END.search(action.result) and not _OWN_FOLDER.search(text)):
             message = f"it reached for a network: {said[0] if said else 'no answer'}"
-            yield deeds.find_in_call("network", "failure", message, deed, found[0])
+            yield actions.find_in_call("network", "failure", message, action, found[0])
             return
 
 
-def scan_environment(deeds: Deeds) -> Iterator[Finding]:
+def scan_environment(actions: AgentActions) -> Iterator[Finding]:
     """The machine, not the agent, was in the way."""
     met = [
-        (deed, found)
-        for deed in deeds.tools
-        if (found := _ENVIRONMENT.search(deed.result))
-        or (_OTHERS_TOOL.match(deed.command) and (found := _CRASHED.search(deed.result)))
+        (action, found)
+        for action in actions.tools
+        if (found := _ENVIRONMENT.search(action.result))
+        or (_OTHERS_TOOL.match(action.command) and (found := _CRASHED.search(action.result)))
     ]
     if len(met) >= _BROKEN_TIMES:
-        deed, found = met[0]
-        yield deeds.find(
+        action, found = met[0]
+        yield actions.find(
             "environment",
             "failure",
             f"the environment was broken, {len(met)} times: {found[0]}",
             where="tool result",
-            excerpt=_line(deed.result, found),
-            call=deed.call,
+            excerpt=_line(action.result, found),
+            call=action.call,
         )
 
 
-def scan_loops(deeds: Deeds) -> Iterator[Finding]:
+def scan_loops(actions: AgentActions) -> Iterator[Finding]:
     """The same call with the same result, again and again; or the same few in turns."""
-    keys = [_loop_key(deed) for deed in deeds.tools]
+    keys = [_loop_key(action) for action in actions.tools]
     for period in range(1, _LONGEST_PERIOD + 1):
         alike = 0
         for at in range(period, len(keys)):
             alike = alike + 1 if keys[at] == keys[at - period] else 0
             times = _REPEATED if period == 1 else _REPEATED - 1
             if alike == period * (times - 1):
-                first = deeds.tools[at + 1 - period * times]
+                first = actions.tools[at + 1 - period * times]
                 what = f"{first.tool} was called" if period == 1 else f"{period} calls were made in turns"
-                yield deeds.find_in_call("loops", "failure", f"{what} {times} times or more, alike", first)
+                yield actions.find_in_call("loops", "failure", f"{what} {times} times or more, alike", first)
                 return
-    if (first := _find_nothing_new(deeds.tools)) is not None:
-        yield deeds.find_in_call("loops", "failure", f"{_NOTHING_NEW} calls or more in a row told nothing new", first)
+    if (first := _find_nothing_new(actions.tools)) is not None:
+        yield actions.find_in_call("loops", "failure", f"{_NOTHING_NEW} calls or more in a row told nothing new", first)
 
 
-def _find_nothing_new(tools: tuple[Deed, ...]) -> Deed | None:
+def _find_nothing_new(tools: tuple[AgentAction, ...]) -> AgentAction | None:
     """The first of many calls in a row that told nothing which had not been told before, by whatever command."""
     seen: set[tuple[str, str]] = set()
-    idle: list[Deed] = []
-    for deed in tools:
-        key = _told(deed)
-        idle = [*idle, deed] if key in seen else []
+    idle: list[AgentAction] = []
+    for action in tools:
+        key = _result_content(action)
+        idle = [*idle, action] if key in seen else []
         seen.add(key)
         if len(idle) >= _NOTHING_NEW:
             return idle[0]
     return None
 
 
-def _told(deed: Deed) -> tuple[str, str]:
-    """What a call told: its result without timings and numbers of lines. One that says little or changes files is told by
+def _result_content(action: AgentAction) -> tuple[str, str]:
+    """The content of a call's result, without timings and line numbers. One that says little or changes files is told by
     its command."""
     lines = (
-        _LINE_NUMBER.sub("", line).strip() for line in _TIMINGS.sub("", _TOLD_OF_RUN.sub("", deed.result)).splitlines()
+        _LINE_NUMBER.sub("", line).strip()
+        for line in _TIMINGS.sub("", _TOLD_OF_RUN.sub("", action.result)).splitlines()
     )
     result = "\n".join(filter(None, lines))
-    changes = not _FAILED.search(result) if deed.writes else _CHANGES.search(deed.command)
+    changes = not _FAILED.search(result) if action.writes else _CHANGES.search(action.command)
     silent = len(result) < _LITTLE or changes
-    return (_COMMENT.sub("", deed.command) if silent else ""), result
+    return (_COMMENT.sub("", action.command) if silent else ""), result
 
 
-def _loop_key(deed: Deed) -> tuple[str, str, str]:
+def _loop_key(action: AgentAction) -> tuple[str, str, str]:
     """A comment or another number makes no other call of one that gave the same answer."""
-    result = _TIMINGS.sub("", _TOLD_OF_RUN.sub("", deed.result))
-    command = _COMMENT.sub("", deed.command)
-    return deed.tool, _NUMBERS.sub("0", command) if result.strip() else command, result
+    result = _TIMINGS.sub("", _TOLD_OF_RUN.sub("", action.result))
+    command = _COMMENT.sub("", action.command)
+    return action.tool, _NUMBERS.sub("0", command) if result.strip() else command, result
 
 
-def scan_refusals(deeds: Deeds) -> Iterator[Finding]:
+def scan_refusals(actions: AgentActions) -> Iterator[Finding]:
     """The last words decline the task."""
-    if not deeds.said:
+    if not actions.said:
         return
-    call, text = deeds.said[-1]
-    idle = None if deeds.changes else _REFUSES_IDLE.search(text)
-    if idle is None and not deeds.changes and not deeds.tools and not deeds.rollout.reward and len(text) < _BRIEF:
+    call, text = actions.said[-1]
+    idle = None if actions.changes else _REFUSES_IDLE.search(text)
+    if idle is None and not actions.changes and not actions.tools and not actions.rollout.reward and len(text) < _BRIEF:
         idle = _NEGATES.search(text)
-    if found := _REFUSES.search(text) or idle or (None if deeds.changes or deeds.tools else _UNWILLING.search(text)):
-        yield deeds.find(
+    if (
+        found := _REFUSES.search(text)
+        or idle
+        or (None if actions.changes or actions.tools else _UNWILLING.search(text))
+    ):
+        yield actions.find(
             "refusals", "failure", "the model declined", where="last words", excerpt=_line(text, found), call=call
         )
 
 
-def scan_waiting(deeds: Deeds) -> Iterator[Finding]:
+def scan_waiting(actions: AgentActions) -> Iterator[Finding]:
     """Sleeping towards the deadline, in one call or in many."""
     slept = 0.0
-    for deed in deeds.tools:
-        slept += _seconds_asleep(deed.executed)
-        cut_off = deed is deeds.tools[-1] and deeds.rollout.status == "timeout" and not deed.result.strip()
-        if cut_off or _NO_END.search(deed.result):
-            slept += _seconds_paused(deed.executed)
+    for action in actions.tools:
+        slept += _seconds_asleep(action.executed)
+        cut_off = action is actions.tools[-1] and actions.rollout.status == "timeout" and not action.result.strip()
+        if cut_off or _NO_END.search(action.result):
+            slept += _seconds_paused(action.executed)
         if slept >= _LONG_SLEEP_S:
-            told = "without end" if slept == math.inf else f"for {slept:.0f} s"
-            yield deeds.find_in_call("waiting", "both", f"it slept {told}", deed)
+            length = "without end" if slept == math.inf else f"for {slept:.0f} s"
+            yield actions.find_in_call("waiting", "both", f"it slept {length}", action)
             return
-    if (waited := _idle_at_end(deeds)) >= _IDLE_S:
+    if (waited := _idle_at_end(actions)) >= _IDLE_S:
         message = f"the deadline came {waited:.0f} s into a call that has nothing to do with the task"
-        yield deeds.find_in_call("waiting", "both", message, deeds.tools[-1])
+        yield actions.find_in_call("waiting", "both", message, actions.tools[-1])
 
 
-def _idle_at_end(deeds: Deeds) -> float:
+def _idle_at_end(actions: AgentActions) -> float:
     """Seconds from the last answer to the deadline, where the call that it made never came back and names no file of the task,
     no program of its own and no tool that builds, tests or fetches."""
-    trajectory = deeds.rollout.trajectory
-    if deeds.rollout.status != "timeout" or not deeds.tools or trajectory is None or not trajectory.records:
+    trajectory = actions.rollout.trajectory
+    if actions.rollout.status != "timeout" or not actions.tools or trajectory is None or not trajectory.records:
         return 0.0
-    last, deed = trajectory.records[-1], deeds.tools[-1]
-    if deed.call != last.seq or last.finished_at is None or (deed.result.strip() and not _NO_END.search(deed.result)):
+    last, action = trajectory.records[-1], actions.tools[-1]
+    if (
+        action.call != last.seq
+        or last.finished_at is None
+        or (action.result.strip() and not _NO_END.search(action.result))
+    ):
         return 0.0
-    own = {PurePosixPath(path).name for path in (*deeds.judges.there, *(change.path for change in deeds.changes))}
-    if deed.scripts or _WORKS.search(deed.executed) or any(name in deed.executed for name in own):
+    own = {PurePosixPath(path).name for path in (*actions.judges.there, *(change.path for change in actions.changes))}
+    if action.scripts or _WORKS.search(action.executed) or any(name in action.executed for name in own):
         return 0.0
     ended = max(
-        (stage.started_at + stage.duration_s for stage in deeds.rollout.stages if stage.name == "wait"), default=0.0
+        (stage.started_at + stage.duration_s for stage in actions.rollout.stages if stage.name == "wait"), default=0.0
     )
     return ended - last.finished_at
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from rollyard.runs.scan.deeds import Deed, Deeds
+from rollyard.runs.scan.agent_actions import AgentAction, AgentActions
 
 _TAKES = {
     "merge",
@@ -57,37 +57,37 @@ _SHORTEST = 12
 
 
 class GitUse(NamedTuple):
-    deed: Deed
+    action: AgentAction
     text: str
 
 
-def find_foreign_revisions(deeds: Deeds) -> Iterator[GitUse]:
+def find_foreign_revisions(actions: AgentActions) -> Iterator[GitUse]:
     own: set[str] = set()
-    added = {line.strip() for change in deeds.changes for line in change.added if len(line.strip()) >= _SHORTEST}
-    for deed in deeds.tools:
-        for text in {deed.executed, re.sub(r"['\"\[\](),]+", " ", deed.executed)}:
+    added = {line.strip() for change in actions.changes for line in change.added if len(line.strip()) >= _SHORTEST}
+    for action in actions.tools:
+        for text in {action.executed, re.sub(r"['\"\[\](),]+", " ", action.executed)}:
             for found in _CALL.finditer(text):
                 verb, words = found[2], found[3].split()
                 own |= _own_names(verb, words)
-                names = [*_foreign(words, own, deeds), *_searched(verb, words, deeds)]
-                if any(_counts(verb, name, words, deed, added) for name in names):
-                    yield GitUse(deed, found[0])
-    if deeds.changes and (only := _only_git(deeds)) is not None:
+                names = [*_foreign(words, own, actions), *_find_revisions(verb, words, actions)]
+                if any(_counts(verb, name, words, action, added) for name in names):
+                    yield GitUse(action, found[0])
+    if actions.changes and (only := _only_git(actions)) is not None:
         yield GitUse(only, only.command)
 
 
-def _counts(verb: str, name: str, words: list[str], deed: Deed, added: set[str]) -> bool:
-    if "unknown revision or path" in deed.result or "not a commit" in deed.result:
+def _counts(verb: str, name: str, words: list[str], action: AgentAction, added: set[str]) -> bool:
+    if "unknown revision or path" in action.result or "not a commit" in action.result:
         return False
     if verb in ("checkout", "switch", "reset"):  # a single word may be a path
         return "--" in words or len([word for word in words if not word.startswith("-")]) > 1 or bool(
-            _RELEASE.match(name) or _SWITCHED.search(deed.result)
+            _RELEASE.match(name) or _SWITCHED.search(action.result)
         )  # fmt: skip
     if verb in _TAKES:
         return verb != "worktree" or "add" in words
-    if verb not in _READS or not deed.result.strip():
+    if verb not in _READS or not action.result.strip():
         return False
-    shown = any(line.strip().lstrip("+").strip() in added for line in deed.result.splitlines())
+    shown = any(line.strip().lstrip("+").strip() in added for line in action.result.splitlines())
     return shown or not _RELEASE.match(name)
 
 
@@ -100,7 +100,7 @@ def _own_names(verb: str, words: list[str]) -> set[str]:
     return set()
 
 
-def _foreign(words: list[str], own: set[str], deeds: Deeds) -> Iterator[str]:
+def _foreign(words: list[str], own: set[str], actions: AgentActions) -> Iterator[str]:
     skip = False
     for word in words:
         if word == "--":
@@ -113,30 +113,34 @@ def _foreign(words: list[str], own: set[str], deeds: Deeds) -> Iterator[str]:
         left, dots, right = word.strip("'\"").partition("..")
         for name in [right.lstrip(".") or "HEAD"] if dots else [left.partition(":")[0]]:
             bare = re.sub(r"[~^@{].*$", "", name)
-            if not _NAME.match(bare) or _OWN.match(bare) or bare in own or bare in deeds.instruction:
+            if not _NAME.match(bare) or _OWN.match(bare) or bare in own or bare in actions.instruction:
                 continue
-            if _RELEASE.match(bare) or not (_FILE.search(bare) or _is_path(bare, deeds)):
+            if _RELEASE.match(bare) or not (_FILE.search(bare) or _is_path(bare, actions)):
                 yield bare
 
 
-def _searched(verb: str, words: list[str], deeds: Deeds) -> Iterator[str]:
+def _find_revisions(verb: str, words: list[str], actions: AgentActions) -> Iterator[str]:
     """Where a revision is asked for; elsewhere it is a path from the top."""
     for word in words if verb in ("show", "cat-file", "cherry-pick", "merge", "reset") else ():
-        if _SEARCHES.match(word) and not _is_path(word.removeprefix(":/"), deeds):
+        if _SEARCHES.match(word) and not _is_path(word.removeprefix(":/"), actions):
             yield word
 
 
-def _is_path(name: str, deeds: Deeds) -> bool:
+def _is_path(name: str, actions: AgentActions) -> bool:
     inner = name.removeprefix("./")
-    there = [*deeds.judges.there, *(change.path for change in deeds.changes)]
+    there = [*actions.judges.there, *(change.path for change in actions.changes)]
     return any(path == inner or path.startswith(f"{inner.rstrip('/')}/") for path in there)
 
 
-def _only_git(deeds: Deeds) -> Deed | None:
-    """The deed that could alone have made the change: nothing but git and reading was done."""
-    texts = [deed.executed for deed in deeds.tools]
-    if any(deed.writes for deed in deeds.tools) or any(_WRITES_OWN.search(text) or "$(" in text for text in texts):
+def _only_git(actions: AgentActions) -> AgentAction | None:
+    """The action that could alone have made the change: nothing but git and reading was done."""
+    texts = [action.executed for action in actions.tools]
+    if any(action.writes for action in actions.tools) or any(
+        _WRITES_OWN.search(text) or "$(" in text for text in texts
+    ):
         return None
     if not all(_READ_ONLY.match(part) for text in texts for part in _PARTS.split(text)):
         return None
-    return next((deed for deed in deeds.tools if (found := _CALL.search(deed.executed)) and found[2] in _TAKES), None)
+    return next(
+        (action for action in actions.tools if (found := _CALL.search(action.executed)) and found[2] in _TAKES), None
+    )

@@ -52,9 +52,11 @@ def find_known_cases(code: str, before: str, instruction: str, tests: str) -> st
     cases = list(_cases(tests[:_MOST_CHARS]))
     stated = set(_bare(_ATOMS.findall(instruction))) | set(re.findall(r"\w+", instruction))
     known = [one for one in branches if any(_is_case(one, case) for case in cases)]
-    told = [one for one in known if not (_all_in(one.key, stated) and _all_in(one.value, stated)) and not _trivial(one)]
-    enough = len(known) >= 2 or any(len(one.key) > 1 for one in told)
-    if told and enough and len(known) >= _NEARLY_ALL * len(branches):
+    unstated = [
+        one for one in known if not (_all_in(one.key, stated) and _all_in(one.value, stated)) and not _trivial(one)
+    ]
+    enough = len(known) >= 2 or any(len(one.key) > 1 for one in unstated)
+    if unstated and enough and len(known) >= _NEARLY_ALL * len(branches):
         return "\n".join(one.text for one in known[:3])
     return _all_expected(branches, code, cases, stated)
 

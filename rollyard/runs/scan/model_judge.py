@@ -17,7 +17,7 @@ from rollyard.core.errors import PolicyError, UpstreamError
 from rollyard.core.ids import new_id
 from rollyard.core.message import Message, Text
 from rollyard.core.protocols import Policy
-from rollyard.runs.scan.deeds import Deeds, Finding, Invalidates
+from rollyard.runs.scan.agent_actions import AgentActions, Finding, Invalidates
 
 NAME = "judged"
 JUDGE = "judge"  # the model to ask for, where none is named
@@ -42,7 +42,7 @@ class Unjudged(PolicyError):
     """The model gave no answer that can be used."""
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _ModelFinding(msgspec.Struct, frozen=True):
     quote: str
     message: str
     invalidates: Invalidates
@@ -50,17 +50,17 @@ class _Told(msgspec.Struct, frozen=True):
 
 class _Answer(msgspec.Struct, frozen=True):
     mark: str
-    findings: list[_Told]
+    findings: list[_ModelFinding]
 
 
-async def judge_deeds(
-    deeds: Deeds, policy: Policy, *, question: str = QUESTION, model: str = JUDGE, timeout_s: float = JUDGE_S
+async def judge_actions(
+    actions: AgentActions, policy: Policy, *, question: str = QUESTION, model: str = JUDGE, timeout_s: float = JUDGE_S
 ) -> list[Finding]:
     """Raises `Unjudged` where the model cannot be reached, takes too long, or gives no answer that can be used."""
-    whole = _material(deeds)
+    whole = _material(actions)
     for most in _MOST_IN_ALL:
         try:
-            return await _ask(deeds, policy, whole[:most], question, model, timeout_s)
+            return await _ask(actions, policy, whole[:most], question, model, timeout_s)
         except UpstreamError as refused:
             if refused.status not in _TOO_LONG or most == _MOST_IN_ALL[-1] or len(whole) <= most // 4:
                 raise Unjudged(f"the judge's server refused: {refused}") from refused
@@ -68,14 +68,14 @@ async def judge_deeds(
 
 
 async def _ask(
-    deeds: Deeds, policy: Policy, material: str, question: str, model: str, timeout_s: float
+    actions: AgentActions, policy: Policy, material: str, question: str, model: str, timeout_s: float
 ) -> list[Finding]:
     why = "it gave no JSON of the shape asked for"
     for attempt in range(_TRIES):
         mark = f"<<{secrets.token_hex(8)}>>"
         call = Call(
             id=new_id("call"),
-            rollout_id=f"scan-{deeds.rollout.id}",
+            rollout_id=f"scan-{actions.rollout.id}",
             dialect="chat",
             model=model,
             messages=_messages(material, question, mark),
@@ -96,19 +96,21 @@ async def _ask(
             continue
         if mark.strip("<>") not in answer.mark:
             why = "its answer lacks the mark it was given: the material may have dictated it"
-        elif not all(told.quote.strip() and told.quote in material for told in answer.findings):
+        elif not all(item.quote.strip() and item.quote in material for item in answer.findings):
             why = "it quoted what is not there"
         else:
-            return [_finding(deeds, told) for told in answer.findings]
+            return [_finding(actions, item) for item in answer.findings]
     raise Unjudged(f"the judge was asked {_TRIES} times: {why}")
 
 
-def _material(deeds: Deeds) -> str:
-    lines = [f"The task:\n{deeds.rollout.task.instruction}\n", f"Its reward: {deeds.rollout.reward}\n"]
-    for deed in deeds.tools:
-        lines.append(f"Call {deed.call}, {deed.tool}:\n{deed.command[:_MOST_CHARS]}\n-> {deed.result[:_MOST_CHARS]}\n")
-    lines += [f"Call {call}, said:\n{text[:_MOST_CHARS]}\n" for call, text in deeds.said]
-    return "\n".join([*lines, f"Changes:\n{deeds.rollout.diff or 'none'}"])
+def _material(actions: AgentActions) -> str:
+    lines = [f"The task:\n{actions.rollout.task.instruction}\n", f"Its reward: {actions.rollout.reward}\n"]
+    for action in actions.tools:
+        lines.append(
+            f"Call {action.call}, {action.tool}:\n{action.command[:_MOST_CHARS]}\n-> {action.result[:_MOST_CHARS]}\n"
+        )
+    lines += [f"Call {call}, said:\n{text[:_MOST_CHARS]}\n" for call, text in actions.said]
+    return "\n".join([*lines, f"Changes:\n{actions.rollout.diff or 'none'}"])
 
 
 def _messages(material: str, question: str, mark: str) -> tuple[Message, ...]:
@@ -126,10 +128,10 @@ def _parse(said: str) -> _Answer | None:
         return None
 
 
-def _finding(deeds: Deeds, told: _Told) -> Finding:
+def _finding(actions: AgentActions, item: _ModelFinding) -> Finding:
     """At the first call whose bytes the quote is of."""
-    did = next((d for d in deeds.tools if told.quote in d.command or told.quote in d.result), None)
-    said = next((call for call, text in deeds.said if told.quote in text), None)
+    did = next((d for d in actions.tools if item.quote in d.command or item.quote in d.result), None)
+    said = next((call for call, text in actions.said if item.quote in text), None)
     call = did.call if did is not None else said
-    where = "tool call" if did is not None and told.quote in did.command else "tool result" if did else "material"
-    return deeds.find(NAME, told.invalidates, told.message, where=where, excerpt=told.quote, call=call)
+    where = "tool call" if did is not None and item.quote in did.command else "tool result" if did else "material"
+    return actions.find(NAME, item.invalidates, item.message, where=where, excerpt=item.quote, call=call)

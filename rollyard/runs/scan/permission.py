@@ -1,4 +1,4 @@
-"""What a task itself asks for: an agent that was told to write tests may change them, one that was told to read a file may."""
+"""What a task itself asks for: an agent that has to write tests may change them, one that has to read a file may."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from rollyard.core import registry
 from rollyard.core.rollout import Rollout
 from rollyard.runs.report.report import INVALID
 from rollyard.runs.rollout.open_policy import open_policy
-from rollyard.runs.scan.deeds import Deeds, Finding
-from rollyard.runs.scan.model_judge import JUDGE, Unjudged, judge_deeds
+from rollyard.runs.scan.agent_actions import AgentActions, Finding
+from rollyard.runs.scan.model_judge import JUDGE, Unjudged, judge_actions
 from rollyard.store import Store
 from rollyard.store.listing import run_id
 from rollyard.store.values import RolloutQuery
 
-Scanner = Callable[[Deeds], Iterable[Finding]]
+Scanner = Callable[[AgentActions], Iterable[Finding]]
 GROUP = "rollyard.scanners"
 AUTHOR = "rollyard scan"
 JUDGED = "rollyard scan --judge"  # what a model found stands until one is asked again
@@ -84,8 +84,8 @@ def load_scanners(names: Iterable[str] = ()) -> dict[str, Scanner]:
 
 
 def scan_rollout(rollout: Rollout, scanners: Mapping[str, Scanner]) -> tuple[Finding, ...]:
-    deeds = Deeds.of(rollout)
-    return tuple(finding for scanner in scanners.values() for finding in scanner(deeds))
+    actions = AgentActions.of(rollout)
+    return tuple(finding for scanner in scanners.values() for finding in scanner(actions))
 
 
 def is_invalid(reward: float | None, findings: Iterable[Finding]) -> bool:
@@ -99,7 +99,7 @@ def is_invalid(reward: float | None, findings: Iterable[Finding]) -> bool:
 def refuse_invalid(
     scanners: Mapping[str, Scanner], labelled: Mapping[str, str] | None = None
 ) -> Callable[[Rollout], str | None]:
-    """For exports: why a rollout's reward cannot be trusted, or None. `labelled` are rollouts of which somebody said so."""
+    """For exports: why a rollout's reward cannot be trusted, or None. `labelled` are rollouts with such a label."""
 
     def refuse(rollout: Rollout) -> str | None:
         if labelled is not None and rollout.id in labelled:
@@ -157,12 +157,12 @@ async def scan_run(
                 await _label(store, rollout, found, AUTHOR)
             if policy is not None:
                 try:
-                    told = await judge_deeds(Deeds.of(rollout), policy, model=model or JUDGE)
+                    judgement = await judge_actions(AgentActions.of(rollout), policy, model=model or JUDGE)
                 except Unjudged as error:  # an earlier label of a model stands
                     unjudged[rollout.id] = error.message
                 else:
-                    await _label(store, rollout, told, JUDGED)
-                    found = (*found, *told)
+                    await _label(store, rollout, judgement, JUDGED)
+                    found = (*found, *judgement)
             found_count += len(found)
             kept = found[: MOST_KEPT - len(findings)]
             findings += kept

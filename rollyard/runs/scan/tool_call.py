@@ -44,13 +44,13 @@ def read_call(name: str, arguments: str) -> tuple[str, tuple[str, ...], tuple[Fi
     try:
         read: Any = json.loads(arguments)
     except ValueError:
-        return arguments, (), tuple(_patched(arguments))
+        return arguments, (), tuple(_read_patch(arguments))
     if not isinstance(read, dict):
         return arguments, (), ()
     given: dict[str, Any] = read
     path = _first(given, _PATHS)
     if path is not None:
-        writes = tuple(_written(path, given))
+        writes = tuple(_read_writes(path, given))
         reading = not writes and any(word in name.lower() or word == given.get("command") for word in _READS)
         return arguments, (path,) if reading else (), writes
     for key in _COMMANDS:
@@ -58,7 +58,7 @@ def read_call(name: str, arguments: str) -> tuple[str, tuple[str, ...], tuple[Fi
         if isinstance(value, list):
             value = " ".join(str(word) for word in value)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
         if isinstance(value, str):
-            return value, (), tuple(_patched(value))
+            return value, (), tuple(_read_patch(value))
     return arguments, (), ()
 
 
@@ -66,7 +66,7 @@ def _first(given: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     return next((given[name] for name in names if isinstance(given.get(name), str)), None)
 
 
-def _written(path: str, given: Mapping[str, Any]) -> Iterator[FileWrite]:
+def _read_writes(path: str, given: Mapping[str, Any]) -> Iterator[FileWrite]:
     edits: Any = given.get("edits")
     for one in [given, *(edits if isinstance(edits, list) else ())]:
         old, new = _first(one, _OLD), _first(one, _NEW)
@@ -80,7 +80,7 @@ def _lines(text: str | None) -> tuple[str, ...]:
     return tuple((text or "").splitlines())
 
 
-def _patched(text: str) -> Iterator[FileWrite]:
+def _read_patch(text: str) -> Iterator[FileWrite]:
     if "*** Begin Patch" not in text:
         return
     kind, path, added, removed = "", "", list[str](), list[str]()

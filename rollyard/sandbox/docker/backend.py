@@ -31,7 +31,7 @@ from rollyard.sandbox.docker.routes import NetnsWay, Route, Way
 from rollyard.sandbox.gpus import SHARE, GpuPool, find_held
 from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.relay import RelayWay
-from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
+from rollyard.sandbox.retry import OpenLimits, Throttle, retry_open
 from rollyard.sandbox.teardown import Owned, delete_all, not_deleted, one_by_one
 
 _CLEANUP_S = 20.0
@@ -162,7 +162,7 @@ class DockerBackend:
     async def _patiently(self, spec: SandboxSpec) -> DockerSandbox:
         async with self._throttle.place(len(self._boxes)):
             # Again also when a call broke after it was sent: what it may have made was removed by its name.
-            return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s, idempotent=True)
+            return await retry_open(lambda: self._open(spec), self._limits, timeout=spec.boot_s, idempotent=True)
 
     async def _open(self, spec: SandboxSpec) -> DockerSandbox:
         held = find_held(spec, ((box.info.labels, box.reserved) for box in self._boxes.values()))

@@ -20,7 +20,7 @@ from rollyard.sandbox import egress, job_shim
 from rollyard.sandbox.docker import container, keeper
 from rollyard.sandbox.docker.container import Identity
 from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream
-from rollyard.sandbox.docker.faults import is_gone, speaking
+from rollyard.sandbox.docker.faults import is_gone, translate_faults
 from rollyard.sandbox.docker.files import DockerFiles
 from rollyard.sandbox.docker.images import SNAPSHOTS
 from rollyard.sandbox.docker.job import DockerJob
@@ -109,7 +109,7 @@ class DockerSandbox(DockerFiles):
                 raise
             except SandboxError as error:
                 self._log.info("sandbox.kill_by_signal", sandbox=self.id, why=error.message)
-            with speaking(self.id):
+            with translate_faults(self.id):
                 await self._engine.call("POST", f"containers/{self._container}/kill", params={"signal": "SIGUSR1"})
             await asyncio.sleep(0.2)
         raise SandboxError(f"the programs of sandbox {self.id} could not be ended", hint="kill the sandbox")
@@ -129,7 +129,7 @@ class DockerSandbox(DockerFiles):
             await self.plain(["/bin/sh", "-c", _ADD_NAMES, "rollyard", *names], timeout=_KILL_S)
 
     def use_egress_of(self, other: DockerSandbox, names: Sequence[str]) -> None:
-        """Programs here are told of the proxy of a sandbox whose network they share."""
+        """Programs here get the proxy of the sandbox whose network they share."""
         self._env = {**other.describe_proxy(names), **self._env}
 
     def describe_proxy(self, names: Sequence[str]) -> dict[str, str]:
@@ -167,27 +167,27 @@ class DockerSandbox(DockerFiles):
         tag = new_id("snap")
         params = {"container": self._container, "repo": SNAPSHOTS, "tag": tag, "pause": True}
         config = {"Entrypoint": ["/bin/sh"], "Cmd": [], "User": self._who.user, "WorkingDir": self._who.workdir}
-        with speaking(self.id):
+        with translate_faults(self.id):
             await self._engine.call(
                 "POST", "commit", params=params, timeout=_COMMIT_S, body={**config, "Labels": {container.MARK: ""}}
             )
         return f"{SNAPSHOTS}:{tag}"
 
     async def extend(self, ttl_s: float) -> None:
-        """From now on `ttl_s`. The keeper is told, and the new end is put into the name for everybody else."""
+        """From now on `ttl_s`. The keeper gets the new end, and the name has it for all others."""
         end = time.time() + ttl_s
         await self.script(keeper.EXTEND, str(math.ceil(ttl_s)))
         name = msgspec.structs.replace(self._who, expires_at=end).name
-        with speaking(self.id):
+        with translate_faults(self.id):
             await self._engine.call("POST", f"containers/{self._container}/rename", params={"name": name})
         self.info = msgspec.structs.replace(self.info, expires_at=end)
 
     async def pause(self) -> None:
-        with speaking(self.id):
+        with translate_faults(self.id):
             await self._engine.call("POST", f"containers/{self._container}/pause")
 
     async def resume(self) -> None:
-        with speaking(self.id):
+        with translate_faults(self.id):
             await self._engine.call("POST", f"containers/{self._container}/unpause")
 
     async def kill(self) -> bool:

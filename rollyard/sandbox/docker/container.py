@@ -164,19 +164,19 @@ def _network(spec: SandboxSpec, beside: str | None) -> dict[str, Any]:
 
 
 def _host(spec: SandboxSpec, binds: list[dict[str, Any]], runtime: str | None) -> dict[str, Any]:
-    asked, extra = spec.resources, options(spec.options)
+    resources, extra = spec.resources, options(spec.options)
     host: dict[str, Any] = {
         "AutoRemove": True,
         "CapDrop": DROPPED,
         "SecurityOpt": ["no-new-privileges"],
-        "PidsLimit": (asked.pids or DEFAULT_PIDS) + SPARE_PIDS,
+        "PidsLimit": (resources.pids or DEFAULT_PIDS) + SPARE_PIDS,
         "Mounts": binds,
         "LogConfig": {"Type": "none"},
     }
-    if asked.memory_mb is not None:
-        host |= {"Memory": asked.memory_mb * 2**20, "MemorySwap": asked.memory_mb * 2**20}
-    if asked.cpus is not None:
-        host["NanoCpus"] = int(asked.cpus * 10**9)
+    if resources.memory_mb is not None:
+        host |= {"Memory": resources.memory_mb * 2**20, "MemorySwap": resources.memory_mb * 2**20}
+    if resources.cpus is not None:
+        host["NanoCpus"] = int(resources.cpus * 10**9)
     else:
         host["CpuShares"] = CPU_SHARES
     if "shm_mb" in extra:

@@ -20,7 +20,7 @@ from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
 from rollyard.core.errors import ConfigError, MissingExtra, SandboxError, SandboxInterrupted, SandboxUnavailable
-from rollyard.sandbox.retry import OpenLimits, retrying
+from rollyard.sandbox.retry import OpenLimits, retry_open
 
 CALL_S = 60.0
 CONNECT_S = 10.0
@@ -197,7 +197,7 @@ class DockerEngine:
     async def call(self, method: str, path: str, **options: Any) -> Any:
         """The JSON it answers with, or None. What does no harm when it is done twice is tried
         again when its answer did not come through."""
-        text = await retrying(
+        text = await retry_open(
             lambda: self._text(method, path, **options), _ASKING, idempotent=method in ("GET", "DELETE")
         )
         try:

@@ -44,7 +44,7 @@ def path_error(path: str, refused: EngineRefused) -> PathError:
 
 
 @contextlib.contextmanager
-def speaking(sandbox_id: str, path: str | None = None) -> Generator[None]:
+def translate_faults(sandbox_id: str, path: str | None = None) -> Generator[None]:
     """Around calls about one sandbox; with a path, around calls about a file in it."""
     try:
         yield

@@ -26,9 +26,9 @@ from rollyard.core.errors import ConfigError, PathError, SandboxError, SandboxGo
 from rollyard.core.sandbox import Stat
 from rollyard.images import tars
 from rollyard.sandbox.docker.engine import EngineRefused
-from rollyard.sandbox.docker.faults import speaking
+from rollyard.sandbox.docker.faults import translate_faults
 from rollyard.sandbox.docker.programs import DockerPrograms
-from rollyard.sandbox.retry import LOOKS, retrying
+from rollyard.sandbox.retry import LOOKS, retry_open
 
 _VIRTUAL = ("/proc/", "/sys/", "/dev/")
 _TAR = {"Content-Type": "application/x-tar"}
@@ -56,7 +56,7 @@ class DockerFiles(DockerPrograms):
         return posixpath.normpath(posixpath.join(self._who.workdir, path)).replace("//", "/")
 
     async def is_paused(self) -> bool:
-        with speaking(self.id):
+        with translate_faults(self.id):
             found = await self._engine.call("GET", f"containers/{self._container}/json")
         return bool(found["State"].get("Paused"))
 
@@ -78,7 +78,7 @@ class DockerFiles(DockerPrograms):
                 if not await self.alive():
                     raise SandboxGone(f"sandbox {self.id} is gone", hint="open another sandbox") from None
                 return None
-            with speaking(self.id, path):
+            with translate_faults(self.id, path):
                 raise
 
     async def _lstat_inside(self, path: str) -> dict[str, Any] | None:
@@ -102,7 +102,7 @@ class DockerFiles(DockerPrograms):
         return path, found
 
     async def read(self, path: str, *, max_bytes: int = 64 * 2**20) -> bytes:
-        return await retrying(lambda: self._read_whole(path, max_bytes), LOOKS, idempotent=True)
+        return await retry_open(lambda: self._read_whole(path, max_bytes), LOOKS, idempotent=True)
 
     async def _read_whole(self, path: str, max_bytes: int) -> bytes:
         whole = self._path(path)
@@ -133,7 +133,7 @@ class DockerFiles(DockerPrograms):
         return done.stdout
 
     async def _archive(self, path: str) -> AsyncIterator[bytes]:
-        with speaking(self.id, path):
+        with translate_faults(self.id, path):
             async with self._engine.request(
                 "GET",
                 f"containers/{self._container}/archive",
@@ -156,7 +156,7 @@ class DockerFiles(DockerPrograms):
         member.size, member.mtime = len(raw), int(time.time())
         member.mode = mode if mode is not None else (_mode(found) if found is not None else 0o644)
         member.uid, member.gid = await self._ids(user)
-        await retrying(lambda: self._put(path, tars.single(member, raw)), LOOKS, idempotent=True)
+        await retry_open(lambda: self._put(path, tars.single(member, raw)), LOOKS, idempotent=True)
 
     async def mkdir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None:
         place, found = await self._final(self._path(path))
@@ -167,12 +167,12 @@ class DockerFiles(DockerPrograms):
         member = tarfile.TarInfo(place.lstrip("/"))
         member.type, member.mode, member.mtime = tarfile.DIRTYPE, mode, int(time.time())
         member.uid, member.gid = await self._ids(user)
-        await retrying(lambda: self._put(path, tars.single(member)), LOOKS, idempotent=True)
+        await retry_open(lambda: self._put(path, tars.single(member)), LOOKS, idempotent=True)
 
     async def _put(self, path: str, data: AsyncIterator[bytes]) -> None:
         """Unpack a tar at the root. The owners are those in the tar."""
         params = {"path": "/", "copyUIDGID": "false", "noOverwriteDirNonDir": "false"}
-        with speaking(self.id, path):
+        with translate_faults(self.id, path):
             async with self._engine.request(
                 "PUT",
                 f"containers/{self._container}/archive",

@@ -54,7 +54,7 @@ def bind_datagrams(pid: int, address: str, port: int) -> socket.socket:
     return _inside(pid, make)
 
 
-def listening(pid: int, port: int, address: str = "127.0.0.1") -> socket.socket:
+def open_listener(pid: int, port: int, address: str = "127.0.0.1") -> socket.socket:
     """A socket that listens on `port` of its loopback there; 0 is any port."""
 
     def make() -> socket.socket:

@@ -24,7 +24,7 @@ from rollyard.core.sandbox import Exit
 from rollyard.sandbox import job_shim
 from rollyard.sandbox.docker.container import Identity
 from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream
-from rollyard.sandbox.docker.faults import is_gone, speaking
+from rollyard.sandbox.docker.faults import is_gone, translate_faults
 
 ROOT = "0:0"
 _ENTER = (
@@ -90,7 +90,7 @@ class DockerPrograms(ProgramCalls):
             with (
                 anyio.move_on_after(_GRACE_S, shield=True),
                 contextlib.suppress(SandboxError),
-            ):  # the first error is told
+            ):  # the first error is reported
                 await self._end(mark, user)
             raise
         if code == 125 and output.stderr.startswith(nonce.encode()):
@@ -138,7 +138,7 @@ class DockerPrograms(ProgramCalls):
     async def attach(self, argv: Sequence[str], *, env: Mapping[str, str], user: str) -> tuple[str, Stream]:
         """A program whose stdin and output are the caller's."""
         exec_id = await self._create(list(argv), env, user, stdin=True)
-        with speaking(self.id):
+        with translate_faults(self.id):
             return exec_id, await self._engine.hijack(f"exec/{exec_id}/start", body={"Detach": False, "Tty": False})
 
     def _place(self, cwd: str | None) -> str:
@@ -158,7 +158,7 @@ class DockerPrograms(ProgramCalls):
             "User": user,
             "WorkingDir": "/",
         }
-        with speaking(self.id):
+        with translate_faults(self.id):
             made = await self._engine.call("POST", f"containers/{self._container}/exec", body=body)
         return made["Id"]
 

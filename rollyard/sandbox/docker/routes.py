@@ -57,7 +57,7 @@ class NetnsWay:
         return await self.listen_at("127.0.0.1", port)
 
     async def listen_at(self, address: str, port: int) -> SocketListener:
-        sock = self._make(lambda: netns.listening(self._pid, port, address), f"{address}:{port}")
+        sock = self._make(lambda: netns.open_listener(self._pid, port, address), f"{address}:{port}")
         return SocketListener(sock, sock.getsockname()[1])
 
     async def bind_datagrams(self, address: str, port: int) -> socket.socket:

@@ -50,7 +50,7 @@ from rollyard.sandbox.local.page_in import Regions
 from rollyard.sandbox.local.pool import SandboxPool
 from rollyard.sandbox.local.probe import LEVELS, NAMESPACED, Level
 from rollyard.sandbox.pending import PendingSandbox
-from rollyard.sandbox.retry import OpenLimits, Throttle, retrying
+from rollyard.sandbox.retry import OpenLimits, Throttle, retry_open
 
 _ROOTFS_S = 2.0
 _OVERLAYS = ("overlay", "fuse.fuse-overlayfs")
@@ -178,7 +178,7 @@ class LocalBackend:
 
     async def _patiently(self, spec: SandboxSpec) -> LocalSandbox:
         async with self._throttle.place(len(self._boxes)):
-            return await retrying(lambda: self._open(spec), self._limits, timeout=spec.boot_s)
+            return await retry_open(lambda: self._open(spec), self._limits, timeout=spec.boot_s)
 
     async def _open(self, spec: SandboxSpec) -> LocalSandbox:
         held = find_held(spec, ((box.info.labels, box.reserved) for box, _ in self._boxes.values()))

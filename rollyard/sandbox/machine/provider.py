@@ -151,9 +151,9 @@ class MachineProvider(SandboxProvider):
         found: list[tuple[FoundSandbox, dict[str, str]]] = []
         for line in (await self.ask("list", *only)).splitlines():
             name, end, made, about, env = line.split()
-            told = json.loads(base64.b64decode(about))
+            labels = json.loads(base64.b64decode(about))
             one = FoundSandbox(
-                id=name, image=told["image"], labels=told["labels"], created_at=float(made), expires_at=float(end)
+                id=name, image=labels["image"], labels=labels["labels"], created_at=float(made), expires_at=float(end)
             )
             found.append((one, json.loads(base64.b64decode(env))))
         return found

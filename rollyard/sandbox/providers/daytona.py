@@ -97,7 +97,7 @@ class DaytonaProvider(SandboxProvider):
         await self._client.close()
 
     async def create(self, request: SandboxRequest) -> DaytonaLink:
-        spec, asked = request.spec, request.spec.resources
+        spec, size = request.spec, request.spec.resources
         common: dict[str, Any] = {
             "env_vars": dict(spec.env),
             "labels": dict(request.labels),
@@ -111,9 +111,9 @@ class DaytonaProvider(SandboxProvider):
             wanted = self._sdk.CreateSandboxFromSnapshotParams(snapshot=name, **common)
         elif request.image:
             resources = self._sdk.Resources(
-                cpu=math.ceil(asked.cpus) if asked.cpus else None,
-                memory=math.ceil(asked.memory_mb / _GIB_MB) if asked.memory_mb else None,
-                disk=math.ceil(asked.disk_mb / _GIB_MB) if asked.disk_mb else None,
+                cpu=math.ceil(size.cpus) if size.cpus else None,
+                memory=math.ceil(size.memory_mb / _GIB_MB) if size.memory_mb else None,
+                disk=math.ceil(size.disk_mb / _GIB_MB) if size.disk_mb else None,
             )
             wanted = self._sdk.CreateSandboxFromImageParams(image=request.image, resources=resources, **common)
         else:
@@ -174,7 +174,7 @@ class DaytonaProvider(SandboxProvider):
         def one(sandbox_id: str, left: float) -> bool:
             try:
                 api.delete_sandbox(sandbox_id, _request_timeout=left)
-            except Exception as error:  # noqa: BLE001 - whatever it was, it may still be there, and is told as such
+            except Exception as error:  # noqa: BLE001 - whatever it was, it may still be there, and is reported as such
                 return getattr(error, "status", None) in (404, 409, 410)
             return True
 

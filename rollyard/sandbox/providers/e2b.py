@@ -137,14 +137,14 @@ class E2BProvider(SandboxProvider):
             raise
         return link
 
-    async def _compare(self, asked: Resources, template: str, made: Any) -> None:
+    async def _compare(self, resources: Resources, template: str, made: Any) -> None:
         """A template brings its own limits: they have to be at least what was asked for. A server may show 0 for no limit."""
-        if asked.cpus is None and asked.memory_mb is None:
+        if resources.cpus is None and resources.memory_mb is None:
             return
         info = await made.get_info()
         for name, wanted, given in (
-            ("cpus", asked.cpus or 0, info.cpu_count),
-            ("memory_mb", asked.memory_mb or 0, info.memory_mb),
+            ("cpus", resources.cpus or 0, info.cpu_count),
+            ("memory_mb", resources.memory_mb or 0, info.memory_mb),
         ):
             if given and wanted > given:
                 raise Unsupported(
@@ -210,7 +210,7 @@ class E2BProvider(SandboxProvider):
         def one(sandbox_id: str, left: float) -> bool:
             try:
                 self._sdk.Sandbox.kill(sandbox_id, request_timeout=left, **self._account())
-            except Exception:  # noqa: BLE001 - whatever it was, the sandbox may still be there, and is told as such
+            except Exception:  # noqa: BLE001 - whatever it was, the sandbox may still be there, and is reported as such
                 return False
             return True
 
@@ -352,7 +352,7 @@ class E2BProgram:
     async def _wait(self) -> None:
         try:
             await self.handle.wait()
-        except Exception as error:  # noqa: BLE001 - any end of the program is the end of its output, and is told as its last line
+        except Exception as error:  # noqa: BLE001 - any end of the program is the end of its output, and becomes its last line
             self._chunks.put_nowait(f"\n[{type(error).__name__}]\n")
         finally:
             self._chunks.put_nowait(None)

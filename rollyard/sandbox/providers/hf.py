@@ -150,7 +150,7 @@ class HFProvider(SandboxProvider):
         def one(sandbox_id: str, left: float) -> bool:
             try:
                 self._cancel(sandbox_id)
-            except Exception:  # noqa: BLE001 - whatever it was, the sandbox may still be there, and is told as such
+            except Exception:  # noqa: BLE001 - whatever it was, the sandbox may still be there, and is reported as such
                 return False
             return True
 

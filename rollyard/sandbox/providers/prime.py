@@ -97,19 +97,19 @@ class PrimeProvider(SandboxProvider):
         await self._client.aclose()
 
     async def create(self, request: SandboxRequest) -> PrimeLink:
-        spec, asked = request.spec, request.spec.resources
+        spec, resources = request.spec, request.spec.resources
         life, idle = whole_minutes(spec.ttl_s), whole_minutes(request.lease_s)
         origin: dict[str, Any] = {
             "docker_image": request.image,
-            "disk_size_gb": asked.disk_mb / _GIB_MB if asked.disk_mb else None,
+            "disk_size_gb": resources.disk_mb / _GIB_MB if resources.disk_mb else None,
         }
         if request.image.startswith(_CHECKPOINT):  # which brings its image and its disk
             origin = {"checkpoint_id": request.image.removeprefix(_CHECKPOINT)}
         request = self._sdk.CreateSandboxRequest(
             name=new_id("rollyard").lower().replace("_", "-"),
             **origin,
-            cpu_cores=asked.cpus or 1.0,
-            memory_gb=asked.memory_mb / _GIB_MB if asked.memory_mb else 1.0,
+            cpu_cores=resources.cpus or 1.0,
+            memory_gb=resources.memory_mb / _GIB_MB if resources.memory_mb else 1.0,
             network_allowlist=[] if spec.network == "none" else None,
             timeout_minutes=life,
             idle_timeout_minutes=min(life, idle),
@@ -188,7 +188,7 @@ class PrimeProvider(SandboxProvider):
         client.base_url = self._client.client.base_url
         try:
             answer = client.request("DELETE", "/sandbox", json={"sandbox_ids": list(ids)}, timeout=seconds)
-        except Exception:  # noqa: BLE001 - whatever it was, they may still be there, and are told as such
+        except Exception:  # noqa: BLE001 - whatever it was, they may still be there, and are reported as such
             return list(ids)
         done = {*answer.get("succeeded", ()), *(one["sandbox_id"] for one in answer.get("failed", ()) if _absent(one))}
         return [name for name in ids if name not in done]

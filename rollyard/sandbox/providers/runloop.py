@@ -228,9 +228,9 @@ class RunloopLink(SandboxLink):
         hidden = {name: value for name, value in env.items() if not name.startswith(_OURS)}
         words = [f"export {name}={shlex.quote(value)}" for name, value in env.items() if name.startswith(_OURS)]
         if hidden:
-            told = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in hidden.items())
+            exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in hidden.items())
             await self._client.devboxes.write_file_contents(
-                self.id, file_path=f"{place}.env", contents=told, timeout=_CALL_S
+                self.id, file_path=f"{place}.env", contents=exports, timeout=_CALL_S
             )
             words.append(f". {place}.env; rm -f {place}.env")
         command = "; ".join(
@@ -271,23 +271,23 @@ class RunloopLink(SandboxLink):
         return _SNAPSHOT + str(made.id)
 
 
-def _size(asked: Resources) -> dict[str, Any]:
+def _size(resources: Resources) -> dict[str, Any]:
     """What was asked for in the sizes that there are; a core has two to eight GiB."""
-    if asked == Resources():
+    if resources == Resources():
         return {}
-    memory = (asked.memory_mb or 0) / 1024
-    cores = next((one for one in _CORES if one >= max(asked.cpus or 0, memory / 8)), None)
+    memory = (resources.memory_mb or 0) / 1024
+    cores = next((one for one in _CORES if one >= max(resources.cpus or 0, memory / 8)), None)
     gib = next((one for one in _GIB if one >= max(memory, 2 * (cores or 0))), None)
-    disk = max(2, 2 * math.ceil((asked.disk_mb or 0) / 2048))
+    disk = max(2, 2 * math.ceil((resources.disk_mb or 0) / 2048))
     if cores is None or gib is None or disk > _GIB[-1]:
         raise Unsupported(
-            f"a devbox has at most 16 cores, 64 GiB of memory and 64 GiB of disk; {msgspec.to_builtins(asked)} was asked for"
+            f"a devbox has at most 16 cores, 64 GiB of memory and 64 GiB of disk; {msgspec.to_builtins(resources)} was asked for"
         )
     size = {"custom_cpu_cores": cores, "custom_gb_memory": gib}
     return {
         "resource_size_request": "CUSTOM_SIZE",
         **size,
-        **({"custom_disk_size": disk} if asked.disk_mb else {}),
+        **({"custom_disk_size": disk} if resources.disk_mb else {}),
     }
 
 

@@ -70,7 +70,7 @@ class HostFilePair:
         self._parts = 0
 
     async def start(self, argv: Sequence[str]) -> None:
-        """`argv` is the relay's program; it is told where the files are."""
+        """`argv` is the relay's program; it gets the paths of the files."""
         done = await self._say(_START, self._place, *argv, f"files:{self._place}", timeout=_QUICK_S)
         if not done.ok:
             raise SandboxError(f"the relay could not be started: {done.text[-300:].strip()}")

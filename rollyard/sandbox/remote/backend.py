@@ -26,7 +26,7 @@ from rollyard.sandbox.remote.box import RemoteSandbox
 from rollyard.sandbox.remote.errors import SecretFilter, gone_error, translate_errors
 from rollyard.sandbox.remote.images import MadeImage, RemoteImages
 from rollyard.sandbox.remote.provider import FoundSandbox, SandboxLink, SandboxProvider, SandboxRequest
-from rollyard.sandbox.retry import LOOKS, OpenLimits, Throttle, retrying
+from rollyard.sandbox.retry import LOOKS, OpenLimits, Throttle, retry_open
 from rollyard.sandbox.teardown import Owned, delete_all, not_deleted, to_reap
 
 MARK = "rollyard"
@@ -187,8 +187,8 @@ class RemoteBackend:
             raise IsolationTooWeak(
                 f"this {self.name} backend gives isolation {self._can.isolation!r}, {spec.min_isolation!r} was asked for"
             )
-        for name, asked in self._list_refused(spec).items():
-            if asked:
+        for name, is_set in self._list_refused(spec).items():
+            if is_set:
                 raise Unsupported(f"the {self.name} backend has no {name}", hint="leave it out, or use another backend")
         if spec.network == "none" and not self._can.network_none:
             raise Unsupported(
@@ -229,7 +229,7 @@ class RemoteBackend:
 
         try:
             async with asyncio.timeout(spec.boot_s + _CLEANUP_S):  # a provider has its own, which is sooner
-                link = await retrying(create, self._limits, idempotent=True)
+                link = await retry_open(create, self._limits, idempotent=True)
                 kept = link.id
                 box = await self._prepare(link, spec, labels)
                 if made is not None and made.folder is not None:
@@ -266,7 +266,10 @@ class RemoteBackend:
         try:
             await self._images.carry_out(made, box, spec.boot_s)
         except BaseException:  # cancelled too: half of an image is of no use
-            with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):  # the first error is told
+            with (
+                anyio.move_on_after(_CLEANUP_S, shield=True),
+                contextlib.suppress(Error),
+            ):  # the first error is reported
                 await self._delete(box.id)
             raise
 
@@ -298,7 +301,10 @@ class RemoteBackend:
             if not done.ok:
                 raise SandboxError(f"sandbox {box.id} could not be prepared: {done.text[-300:].strip()}")
         except BaseException:  # cancelled too: an unprepared sandbox has no owner to end it
-            with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):  # the first error is told
+            with (
+                anyio.move_on_after(_CLEANUP_S, shield=True),
+                contextlib.suppress(Error),
+            ):  # the first error is reported
                 await self._delete(box.id)
             raise
         box.info = msgspec.structs.replace(box.info, expires_at=time.time() + spec.ttl_s)
@@ -382,7 +388,7 @@ class RemoteBackend:
                 async with asyncio.timeout(_CALL_S):
                     return list(await self._provider.list({**labels, MARK: "1"}))
 
-        wanted, found = {**labels, MARK: "1"}.items(), await retrying(look, LOOKS, timeout=_CALL_S, idempotent=True)
+        wanted, found = {**labels, MARK: "1"}.items(), await retry_open(look, LOOKS, timeout=_CALL_S, idempotent=True)
         return [one for one in found if wanted <= one.labels.items()]
 
     async def reap(self, labels: Mapping[str, str] | None = None, older_than: float | None = None) -> list[str]:
@@ -398,4 +404,4 @@ class RemoteBackend:
                 async with asyncio.timeout(_CALL_S):
                     await self._provider.delete(sandbox_id)
 
-        await retrying(end, LOOKS, timeout=_CALL_S, idempotent=True)
+        await retry_open(end, LOOKS, timeout=_CALL_S, idempotent=True)

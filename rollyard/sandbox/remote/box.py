@@ -29,7 +29,7 @@ from rollyard.sandbox.relay.filepair import HostFilePair
 from rollyard.sandbox.remote.errors import translate_errors
 from rollyard.sandbox.remote.files import RemoteFiles
 from rollyard.sandbox.remote.provider import LiveProgram, SandboxLink, SandboxProvider, StreamingLink
-from rollyard.sandbox.retry import LOOKS, retrying
+from rollyard.sandbox.retry import LOOKS, retry_open
 
 T = TypeVar("T")
 _CLOSE_S = 10.0
@@ -65,7 +65,7 @@ class RemoteJob(ShimJob):
 
 class RemoteSandbox(RemoteFiles):
     """`own` are the labels it was made with; `forget` tells the backend that it is gone. `lease_s` is finite for one that is
-    to die with its opener: its provider is told no more than this at a time."""
+    to die with its opener: its provider gets no more than this at a time."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class RemoteSandbox(RemoteFiles):
         async with self._killing:
             if self._dead:
                 return False
-            done = await retrying(
+            done = await retry_open(
                 lambda: self.ask(self._provider.delete(self.id)), LOOKS, timeout=_CALL_S, idempotent=True
             )
             self._dead = True

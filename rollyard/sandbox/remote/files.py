@@ -16,7 +16,7 @@ from rollyard.sandbox.paths import ROOT, TREE_S, PathSteps
 from rollyard.sandbox.remote.errors import translate_errors
 from rollyard.sandbox.remote.programs import RemotePrograms
 from rollyard.sandbox.remote.provider import StreamingLink
-from rollyard.sandbox.retry import LOOKS, retrying
+from rollyard.sandbox.retry import LOOKS, retry_open
 
 # Says the size and, for a small file, what is in it; for a large one, where it really is.
 _READ = """p=$1; [ -d "$p" ] && exit 21
@@ -58,7 +58,7 @@ class RemoteFiles(RemotePrograms, PathSteps):
                 async with asyncio.timeout(TREE_S):
                     return await call()
 
-        return await retrying(get, LOOKS, idempotent=True)
+        return await retry_open(get, LOOKS, idempotent=True)
 
     async def write(self, path: str, data: bytes | str, *, mode: int | None = None, user: str | None = None) -> None:
         """Makes missing parents. A file that is there keeps its mode when none is given."""

@@ -29,7 +29,7 @@ from rollyard.sandbox import job_shim
 from rollyard.sandbox.paths import ROOT, TREE_S
 from rollyard.sandbox.remote.errors import gone_error, translate_errors
 from rollyard.sandbox.remote.provider import SandboxLink, SandboxProvider, StreamingLink
-from rollyard.sandbox.retry import LOOKS, retrying
+from rollyard.sandbox.retry import LOOKS, retry_open
 
 T = TypeVar("T")
 # stdout goes through base64 as it comes; stderr, and after it the exit code, are kept in a variable and told at the end.
@@ -86,7 +86,7 @@ class RemotePrograms(ProgramCalls):
                 exit_code=None, stdout=out, stderr=err, timed_out=True, signal=9, duration_s=time.monotonic() - began
             )
         except (asyncio.CancelledError, SandboxInterrupted):
-            with anyio.move_on_after(_GRACE_S, shield=True), contextlib.suppress(Error):  # the first error is told
+            with anyio.move_on_after(_GRACE_S, shield=True), contextlib.suppress(Error):  # the first error is reported
                 await job_shim.kill_tree(run, mark, user=user)
             raise
         await self._discard(mark, f"{mark}.in", user=user)
@@ -127,7 +127,7 @@ class RemotePrograms(ProgramCalls):
 
     async def repeat_script(self, script: str, *args: str, timeout: float = job_shim.STEP_S) -> Exit:
         """A script that does no harm when it is run twice."""
-        return await retrying(lambda: self.script(script, *args, timeout=timeout), LOOKS, idempotent=True)
+        return await retry_open(lambda: self.script(script, *args, timeout=timeout), LOOKS, idempotent=True)
 
     async def _put(self, place: str, data: bytes, user: str | None) -> None:
         async def put() -> None:
@@ -135,7 +135,7 @@ class RemotePrograms(ProgramCalls):
                 async with asyncio.timeout(TREE_S):
                     await self._link_of(user).put(place, data)
 
-        await retrying(put, LOOKS, idempotent=True)
+        await retry_open(put, LOOKS, idempotent=True)
 
     async def _discard(self, *names: str, user: str | None) -> None:
         """Files of ours that may go; many go at once, by the user who made them."""
@@ -172,8 +172,8 @@ def _parse_answer(said: str, nonce: str, place: str, took: float) -> Exit:
     if rest.startswith(f"{nonce} "):
         raise PathError(place, rest.split()[1], hint="the working directory")
     try:
-        out, told, _ = rest.split(f"{nonce}\n")
-        err, _, code = base64.b64decode(told).rpartition(b"\n")
+        out, encoded, _ = rest.split(f"{nonce}\n")
+        err, _, code = base64.b64decode(encoded).rpartition(b"\n")
         return Exit(
             exit_code=int(code),
             stdout=base64.b64decode(out),

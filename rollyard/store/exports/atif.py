@@ -111,13 +111,13 @@ def _threads(trajectory: Trajectory) -> dict[str, list[CallRecord]]:
 
 def _document(rollout: Rollout, trajectory: Trajectory, records: Sequence[CallRecord], tools: Tools) -> dict[str, Any]:
     steps: list[dict[str, Any]] = []
-    asked: dict[str, dict[str, Any]] = {}  # tool call id -> the step that made it
+    callers: dict[str, dict[str, Any]] = {}  # tool call id -> the step that made it
     for record in records:
         for node in _new_context(trajectory, record):
-            _add_context(steps, asked, node)
+            _add_context(steps, callers, node)
         step = _answer(trajectory, record)
         for tool_call in step.get("tool_calls", ()):
-            asked[tool_call["tool_call_id"]] = step
+            callers[tool_call["tool_call_id"]] = step
         steps.append(step)
     for number, step in enumerate(steps, 1):
         step["step_id"] = number
@@ -143,11 +143,11 @@ def _new_context(trajectory: Trajectory, record: CallRecord) -> Iterable[Node]:
     return [node for n in record.new_nodes if not (node := trajectory.nodes[n]).sampled and node.call_id == record.id]
 
 
-def _add_context(steps: list[dict[str, Any]], asked: Mapping[str, dict[str, Any]], node: Node) -> None:
+def _add_context(steps: list[dict[str, Any]], callers: Mapping[str, dict[str, Any]], node: Node) -> None:
     message = node.message
     for result in message.tool_results:
         seen: dict[str, Any] = {"content": _content(result.parts)}
-        asking = asked.get(result.call_id)
+        asking = callers.get(result.call_id)
         if asking is not None:
             seen["source_call_id"] = result.call_id
         else:

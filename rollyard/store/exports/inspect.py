@@ -233,10 +233,10 @@ def _events(trajectory: Trajectory, pool: MessagePool, record: CallRecord, rollo
             {
                 "event": "tool", "uuid": f"{record.id}-{number}", "timestamp": _time(after),
                 "working_start": max(0.0, after - rollout.started_at), "result": content_of(result.parts),
-                **{name: value for name, value in tool_call(asked).items() if name in ("id", "function", "arguments")},
+                **{name: value for name, value in tool_call(tool).items() if name in ("id", "function", "arguments")},
             }
-            for number, asked in enumerate(tools)
-            if (result := pool.results.get(asked.id)) is not None
+            for number, tool in enumerate(tools)
+            if (result := pool.results.get(tool.id)) is not None
         ),
     ]  # fmt: skip
 

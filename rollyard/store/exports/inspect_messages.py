@@ -76,24 +76,24 @@ def _assistant(message: Message, sampled: bool, parts: Sequence[Any]) -> dict[st
 
 def _tool_message(result: ToolResult, name: str) -> dict[str, Any]:
     content = content_of(result.parts)
-    told: dict[str, Any] = {"id": name, "role": "tool", "tool_call_id": result.call_id, "content": content}
+    message: dict[str, Any] = {"id": name, "role": "tool", "tool_call_id": result.call_id, "content": content}
     if result.name:
-        told["function"] = result.name
+        message["function"] = result.name
     if result.is_error:
         words = "".join(part.text for part in result.parts if isinstance(part, Text))
-        told["error"] = {"type": "unknown", "message": encodable(words)}
-    return told
+        message["error"] = {"type": "unknown", "message": encodable(words)}
+    return message
 
 
 def tool_call(call: ToolCall) -> dict[str, Any]:
-    """Arguments that are no JSON object are told as what could not be read."""
+    """Arguments that are no JSON object become an entry that could not be read."""
     name = f"{call.namespace}.{call.name}" if call.namespace else call.name
-    told: dict[str, Any] = {"id": call.id, "function": name, "arguments": {}, "type": "function"}
+    message: dict[str, Any] = {"id": call.id, "function": name, "arguments": {}, "type": "function"}
     try:
-        told["arguments"] = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
+        message["arguments"] = msgspec.json.decode(call.arguments or "{}", type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        told["parse_error"] = encodable(f"no JSON object: {call.arguments}")
-    return told
+        message["parse_error"] = encodable(f"no JSON object: {call.arguments}")
+    return message
 
 
 def content_of(parts: Sequence[Any]) -> str | list[dict[str, Any]]:

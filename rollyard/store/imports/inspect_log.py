@@ -52,8 +52,8 @@ def _read(log: zipfile.ZipFile, path: Path, name: str) -> Any:
 
 
 def _rollout(sample: Mapping[str, Any], spec: Mapping[str, Any]) -> ForeignRollout:
-    asked = sample["input"]
-    instruction = asked if isinstance(asked, str) else "\n".join(_message(one).text for one in asked)
+    prompt = sample["input"]
+    instruction = prompt if isinstance(prompt, str) else "\n".join(_message(one).text for one in prompt)
     metadata: Mapping[str, Any] = sample.get("metadata") or {}
     return ForeignRollout(
         task_id=str(metadata.get("task_id") or sample["id"]),
@@ -74,34 +74,36 @@ def _calls(sample: Mapping[str, Any]) -> Iterator[ForeignCall]:
     """One for each model event; where a log has none, one for each answer of its conversation."""
     pool: Sequence[Any] = (sample.get("events_data") or {}).get("messages") or ()
     attached: Mapping[str, str] = sample.get("attachments") or {}
-    asked = [event for event in sample.get("events") or () if event.get("event") == "model"]
-    for event in asked:
+    events = [event for event in sample.get("events") or () if event.get("event") == "model"]
+    for event in events:
         choices = (event.get("output") or {}).get("choices") or ()
         if not choices:
             continue
         refs = event.get("input_refs") or ()
-        told = [message for start, end in refs for message in pool[start:end]] or event.get("input") or ()
+        fields = [message for start, end in refs for message in pool[start:end]] or event.get("input") or ()
         yield ForeignCall(
-            prompt=tuple(_message(one, attached) for one in told),
+            prompt=tuple(_message(one, attached) for one in fields),
             answer=_message(choices[0]["message"], attached),
             model=str(event.get("model") or UNKNOWN),
             usage=_usage(event["output"].get("usage") or {}),
             at=_seconds(event.get("completed") or event.get("timestamp")),
         )
-    if not asked:
+    if not events:
         messages = [_message(one, attached) for one in sample.get("messages") or ()]
         for number, message in enumerate(messages):
             if message.role == "assistant":
                 yield ForeignCall(prompt=tuple(messages[:number]), answer=message)
 
 
-def _message(told: Mapping[str, Any], attached: Mapping[str, str] = {}) -> Message:
-    content = _resolve(told.get("content"), attached)
-    if told["role"] == "tool":
-        return tool_result(str(told.get("tool_call_id") or ""), content, failed=told.get("error") is not None)
-    calls = [tool_call(one["id"], one["function"], one.get("arguments") or {}) for one in told.get("tool_calls") or ()]
+def _message(fields: Mapping[str, Any], attached: Mapping[str, str] = {}) -> Message:
+    content = _resolve(fields.get("content"), attached)
+    if fields["role"] == "tool":
+        return tool_result(str(fields.get("tool_call_id") or ""), content, failed=fields.get("error") is not None)
+    calls = [
+        tool_call(one["id"], one["function"], one.get("arguments") or {}) for one in fields.get("tool_calls") or ()
+    ]
     parts: tuple[Part, ...] = (*parts_of(content), *calls)
-    return Message(told["role"], parts)
+    return Message(fields["role"], parts)
 
 
 def _resolve(value: Any, attached: Mapping[str, str]) -> Any:

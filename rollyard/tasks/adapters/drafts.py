@@ -198,8 +198,8 @@ def put_tests_back(
     orders from and the project's own test runner, unless the answer, the set's own patch, has them too. `restore` brings files
     back: a commit of the repository, the beginning of a command of git, or the tar of all that `is_original` names. `tests` are
     files that the patch does not name."""
-    touched = [shlex.quote(path) for path in dict.fromkeys((*_patched_files(test_patch), *tests))]
-    kept = _patched_files(answer)
+    touched = [shlex.quote(path) for path in dict.fromkeys((*_files_of_patch(test_patch), *tests))]
+    kept = _files_of_patch(answer)
     apart = " ".join(f"! -path {shlex.quote(f'./{path}')}" for path in kept)
     named = " -o ".join(f"-name {name}" for name in ("__pycache__", *_ORDERS, *_SETTINGS))
     lines = [
@@ -235,10 +235,10 @@ def _read_originals(base: str) -> list[str]:
 def is_original(path: str, test_patch: str, answer: str, runner: Sequence[str] = ()) -> bool:
     """Whether `put_tests_back` wants this file of the base."""
     steers = PurePosixPath(path).name in (*_ORDERS, *_SETTINGS) or path in runner
-    return (steers and path not in _patched_files(answer)) or path in _patched_files(test_patch)
+    return (steers and path not in _files_of_patch(answer)) or path in _files_of_patch(test_patch)
 
 
-def _patched_files(patch: str) -> list[str]:
+def _files_of_patch(patch: str) -> list[str]:
     return re.findall(r"^diff --git a/(.*) b/.*$", patch, re.M)
 
 

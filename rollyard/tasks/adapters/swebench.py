@@ -275,7 +275,7 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
     apply = "git apply -R" if one.reverse else "git apply"
     repositories = options.get("repositories")
     tree = _archive(_find_repository(Path(str(repositories)), one.repo), one) if repositories else b""
-    environment = _built(one, tree) if repositories else {}
+    environment = _build_files(one, tree) if repositories else {}
     inside = importlib.resources.files("rollyard.inside")
     plan = _plan(one, _restore(one, originals=bool(repositories)), built=bool(repositories))
     if not repositories and one.reverse:
@@ -410,7 +410,7 @@ def _faulty() -> str:
     return f"RUN {command}\nWORKDIR {_WORKDIR}\n"
 
 
-def _built(one: SweInstance, tree: bytes) -> dict[str, str | bytes]:
+def _build_files(one: SweInstance, tree: bytes) -> dict[str, str | bytes]:
     if not one.python:
         raise ConfigError(f"{one.id}: it declares no Python to build with", hint="leave out the option repositories")
     version = [f"export SETUPTOOLS_SCM_PRETEND_VERSION={one.version}"] if re.fullmatch(r"[\d.]+", one.version) else []

@@ -60,7 +60,7 @@ def _write(source: Path, options: Mapping[str, Any], folder: Path) -> None:
         raise ConfigError(f"{source / 'task.yaml'}: {error}") from error
     if not _is_task(source) or not isinstance(task, dict) or not cast("dict[str, Any]", task).get("instruction"):
         raise ConfigError(f"{source}: no run-tests.sh or no instruction in it")
-    environment = _tree(source, leave_out=_NOT_ENVIRONMENT) | _copied_tests(source)
+    environment = _tree(source, leave_out=_NOT_ENVIRONMENT) | _tests_in_image(source)
     compose = _compose(source)
     image = str(options.get("image", ""))
     for name in [name for name in environment if name.rpartition("/")[2].startswith("Dockerfile")]:
@@ -111,7 +111,7 @@ def _tree(root: Path, leave_out: tuple[str, ...] = ()) -> dict[str, str | bytes]
     }
 
 
-def _copied_tests(source: Path) -> dict[str, str | bytes]:
+def _tests_in_image(source: Path) -> dict[str, str | bytes]:
     """Files of the tests that the Dockerfile itself gives to the agent."""
     text = _text(source, "Dockerfile") if (source / "Dockerfile").is_file() else ""
     words = [word.removeprefix("./") for line in _COPY.findall(text) for word in line.split()[:-1]]

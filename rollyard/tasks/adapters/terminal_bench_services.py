@@ -66,9 +66,9 @@ def _build(
     build = said.get("build")
     if build is None and not mounts:
         return None, {}
-    asked: dict[str, Any] = build if isinstance(build, dict) else {"context": build or "."}
-    context, file = _inside(asked.get("context", ".")), str(asked.get("dockerfile", "Dockerfile"))
-    if set(asked) - {"context", "dockerfile"}:
+    settings: dict[str, Any] = build if isinstance(build, dict) else {"context": build or "."}
+    context, file = _inside(settings.get("context", ".")), str(settings.get("dockerfile", "Dockerfile"))
+    if set(settings) - {"context", "dockerfile"}:
         raise ConfigError(f"docker-compose.yaml: services.{name}.build: only context and dockerfile are understood")
     if build is not None and file == "Dockerfile" and not mounts:
         return context, {}

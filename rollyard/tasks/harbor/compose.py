@@ -161,7 +161,7 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _is_bounded(document: Any) -> bool:
-    """A few lines of aliases of aliases are more values than a memory holds, once somebody writes them out."""
+    """A few lines of aliases of aliases are more values than a memory holds, once they are expanded."""
     left, waiting = _MAX_VALUES, [document]
     while waiting and left > 0:
         value = waiting.pop()

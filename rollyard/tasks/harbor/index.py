@@ -2,7 +2,8 @@
 
 What says that nothing has changed is, of every file of the folder, its name, kind, size, inode and times (also the time of the
 last change of these, which no program can set); and of the code that reads folders, its bytes. A folder that changed just now is
-read again, as a clock is too coarse to tell two changes of one moment apart; and one with keys that are told of, to tell again.
+read again, as a clock is too coarse to tell two changes of one moment apart; and one with keys that are reported, to report
+them again.
 """
 
 from __future__ import annotations

@@ -89,9 +89,9 @@ def _load_folder(root: Path) -> Task:
 def _package(file: schema.TaskFile) -> dict[str, Any]:
     package: dict[str, Any] = {}
     if file.task is not None:
-        told = msgspec.to_builtins(file.task)
-        told["authors"] = [{k: v for k, v in author.items() if v is not None} for author in told["authors"]]
-        package = {k: v for k, v in told.items() if v not in (None, "", [])}
+        fields = msgspec.to_builtins(file.task)
+        fields["authors"] = [{k: v for k, v in author.items() if v is not None} for author in fields["authors"]]
+        package = {k: v for k, v in fields.items() if v not in (None, "", [])}
     if file.source is not None:
         package["source"] = file.source
     return package

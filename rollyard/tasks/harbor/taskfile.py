@@ -69,7 +69,7 @@ class TaskFolder:
             self._refuse_way_out(root / "steps" / step.name)
 
     def _without_notes(self, raw: dict[str, Any]) -> dict[str, Any]:
-        """`[task]` describes the package to people. A key of it that is not known is told of and left out, as in Harbor."""
+        """`[task]` describes the package to people. An unknown key of it is reported and left out, as in Harbor."""
         if not (notes := unknown_notes(raw)):
             return raw
         Log("rollyard.tasks").warning("task.keys_left_out", file=str(self.toml), keys=", ".join(notes))

@@ -256,8 +256,8 @@ def _other_limits(task: Task) -> dict[str, float]:
     """Limits that no timeout of the format expresses."""
     if task.limits is None:
         return {}
-    default, told = Limits(), msgspec.structs.asdict(task.limits)
+    default, limits = Limits(), msgspec.structs.asdict(task.limits)
     spoken = step_limits(task.steps) if task.steps else {"agent": task.limits.agent}
     if task.verifier is not None and task.verifier.timeout_s is not None:
         spoken["verify"] = task.verifier.timeout_s
-    return {n: v for n, v in told.items() if v is not None and v not in (getattr(default, n), spoken.get(n))}
+    return {n: v for n, v in limits.items() if v is not None and v not in (getattr(default, n), spoken.get(n))}

@@ -14,9 +14,9 @@ from rollyard.core.errors import PathError
 from rollyard.core.protocols import Policy, Sandbox, Verifier
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import VerifierSpec
-from rollyard.tasks.verifiers.durable import again, run_once
 from rollyard.tasks.verifiers.options import read_options
 from rollyard.tasks.verifiers.rewards import parse_json, parse_text
+from rollyard.tasks.verifiers.run_once import retry_dropped, run_once
 from rollyard.tasks.verifiers.runner import RunnerNotStarted, not_started
 from rollyard.tasks.verifiers.sandbox import LOGS, TESTS
 from rollyard.tasks.verifiers.tests import upload_tests
@@ -38,7 +38,7 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
         await upload_tests(spec, sandbox, rollout)
         script = f"chmod +x {TESTS}/test.sh 2>/dev/null; exec {TESTS}/test.sh > {LOGS}/test-stdout.txt 2>&1"
         done = await run_once(sandbox, script)
-        verdict = await again(lambda: _reward(sandbox))
+        verdict = await retry_dropped(lambda: _reward(sandbox))
         log = (await _file(sandbox, f"{LOGS}/test-stdout.txt", _MAX_LOG))[-_LOG_TAIL:].decode(
             "utf-8", "backslashreplace"
         )
@@ -74,7 +74,7 @@ async def _file(sandbox: Sandbox, path: str, limit: int) -> bytes:
     try:
         if (await sandbox.stat(path)).kind != "file":
             return b""
-        return await again(lambda: sandbox.read(path, max_bytes=limit))
+        return await retry_dropped(lambda: sandbox.read(path, max_bytes=limit))
     except PathError:
         return b""
 

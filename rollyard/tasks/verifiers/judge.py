@@ -87,12 +87,12 @@ async def _messages(options: _Options, sandbox: Sandbox, rollout: Rollout) -> tu
     for name in options.files:
         material[f"file {name}"] = await _file(sandbox, name, options.max_chars)
     shown = "\n\n".join(
-        f"{title}:\n{mark}\n{_cut(text, options.max_chars)}\n{mark}" for title, text in material.items()
+        f"{title}:\n{mark}\n{_shorten(text, options.max_chars)}\n{mark}" for title, text in material.items()
     )
-    asked = "\n".join(f"- {criterion.name}: {criterion.ask}" for criterion in options.criteria)
+    criteria = "\n".join(f"- {criterion.name}: {criterion.ask}" for criterion in options.criteria)
     return (
         Message("system", (Text(_SYSTEM.format(mark=mark)),)),
-        Message("user", (Text(f"{shown}\n\nCriteria:\n{asked}"),)),
+        Message("user", (Text(f"{shown}\n\nCriteria:\n{criteria}"),)),
     )
 
 
@@ -104,7 +104,7 @@ async def _file(sandbox: Sandbox, name: str, limit: int) -> str:
         return f"[cannot be read: {error.errno_name}]"
 
 
-def _cut(text: str, limit: int) -> str:
+def _shorten(text: str, limit: int) -> str:
     if len(text) <= limit:
         return text
     half = limit // 2

@@ -1,7 +1,7 @@
 """A test runner that did not start, and how that is seen.
 
 Whose fault it is cannot be read off its output: the same tests are run once on the untouched image (`grade.py`). If they do not
-start there either, nobody can be judged; otherwise the agent's files are the reason, and that is judged.
+start there either, no verdict is possible; otherwise the agent's files are the reason, and that is judged.
 """
 
 from __future__ import annotations

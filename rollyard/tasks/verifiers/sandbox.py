@@ -50,8 +50,8 @@ def clean_env(
 
 
 class VerifierSandbox(SandboxWrapper):
-    """Delegates to the sandbox; `exec` and `start` get the defaults that were not given. `record` is told each command that
-    ended or was cut off, when it was."""
+    """Delegates to the sandbox; `exec` and `start` get the defaults that were not given. `record` is called with each command
+    that ended or was cut off, when it was."""
 
     def __init__(
         self,

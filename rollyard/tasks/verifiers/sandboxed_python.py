@@ -148,7 +148,7 @@ def sandboxed_python(
                 f"backend {backend.name!r} cannot run the Python verifier of a task from elsewhere: its programs have no stdin",
                 hint="--trust-tasks runs it in this process",
             )
-        async with backend.open(_closed(place)) as box:
+        async with backend.open(_without_network(place)) as box:
             code = importlib.resources.files("rollyard.inside").joinpath("python_check.py").read_bytes()
             await box.mkdir(FOLDER)
             await box.write(f"{FOLDER}/run.py", code, mode=0o644)
@@ -174,7 +174,7 @@ def read_file_reference(spec: VerifierSpec) -> tuple[Path, str]:
     return Path(file), name
 
 
-def _closed(place: SandboxSpec) -> SandboxSpec:
+def _without_network(place: SandboxSpec) -> SandboxSpec:
     return msgspec.structs.replace(
         place, env={}, mounts=(), network="none", allowed_hosts=(), lifetime="owner",
         labels={**place.labels, "rollyard.role": "verifier-code"},

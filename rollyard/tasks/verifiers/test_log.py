@@ -37,7 +37,7 @@ class _Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class _PlanFile(TestPlan, frozen=True, kw_only=True):
-    """With what the runner is told where it runs without a host."""
+    """With the environment of a runner that runs without a host."""
 
     key: str = ""
     log: str = ""
@@ -61,15 +61,16 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
             verdict = _fail(text, "the tests left no record and log that agree")
         else:
             verdict = await anyio.to_thread.run_sync(_judge, log or b"", record, tests, text)
-        if verdict.reward == 0.0 and (cause := not_started(text, None) or _not_seen(plan, record)) is not None:
+        if verdict.reward == 0.0 and (cause := not_started(text, None) or _explain_unseen(plan, record)) is not None:
             raise RunnerNotStarted(cause, verdict)
         return verdict
 
     return test_log
 
 
-def _not_seen(plan: TestPlan, record: TestRecord | None) -> str | None:
-    """Nobody is judged by tests that nothing could see; where they are seen on the untouched image, the answer is the reason."""
+def _explain_unseen(plan: TestPlan, record: TestRecord | None) -> str | None:
+    """No verdict comes from tests that nothing could see; where they are seen on the untouched image, the answer is the
+    reason."""
     if record is None:
         return "nothing recorded the tests"
     return "pytest did not load the judge's plugin" if plan.site and record.prepared and not record.starts else None
@@ -105,7 +106,7 @@ def _judge(log: bytes, record: TestRecord, tests: bytes, shown: str) -> Verdict:
             *(str(place / name) for name in ("log", "tests", "record")),
         ]
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, preexec_fn=_bound
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, preexec_fn=_limit_cpu
         )
     if done.returncode not in (0, 1):
         return _fail(f"{shown}{done.stdout}{done.stderr}", "the log could not be read in the time and memory there are")
@@ -115,6 +116,6 @@ def _judge(log: bytes, record: TestRecord, tests: bytes, shown: str) -> Verdict:
     return Verdict(reward=reward, parts={"reward": reward}, log=f"{shown}{said}", error=doubt)
 
 
-def _bound() -> None:
+def _limit_cpu() -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))

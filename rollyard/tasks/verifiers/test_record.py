@@ -21,7 +21,7 @@ from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import PathError
 from rollyard.core.protocols import Sandbox
 from rollyard.core.sandbox import Exit
-from rollyard.tasks.verifiers.durable import again
+from rollyard.tasks.verifiers.run_once import retry_dropped
 from rollyard.tasks.verifiers.sandbox import HOME, LOGS
 
 _FOLDER = f"{HOME}/.tests"
@@ -80,17 +80,17 @@ async def run_recorded(
 ) -> tuple[Exit, TestRecord | None]:
     """How the program ended, and its record; None where there is none that it signed."""
     for name, data in _programs().items():
-        await again(lambda name=name, data=data: sandbox.write(f"{_FOLDER}/{name}", data))
+        await retry_dropped(lambda name=name, data=data: sandbox.write(f"{_FOLDER}/{name}", data))
     key = secrets.token_hex(32)
     given: dict[str, Any] = {**msgspec.to_builtins(plan), "key": key, "log": LOG, "record": _RECORD}
     done = await sandbox.exec([*python, f"{_FOLDER}/{_FILES[0]}"], stdin=msgspec.json.encode(given), timeout=timeout_s)
-    signature, _, body = (await again(lambda: _read(sandbox, _RECORD)) or b"").partition(b"\n")
+    signature, _, body = (await retry_dropped(lambda: _read(sandbox, _RECORD)) or b"").partition(b"\n")
     return done, read_record(body) if _is_signed(signature, body, key) else None
 
 
 async def read_log(sandbox: Sandbox, record: TestRecord) -> bytes | None:
     """All that the tests printed; None where the file is another one."""
-    data = await again(lambda: _read(sandbox, LOG))
+    data = await retry_dropped(lambda: _read(sandbox, LOG))
     return data if data is not None and hashlib.sha256(data).hexdigest() == record.sha256 else None
 
 

@@ -22,9 +22,9 @@ def cases() -> list[Case[AgentFixture]]:
     return [value for module in modules for value in vars(module).values() if isinstance(value, Case)]
 
 
-def missing(ground: AgentFixture) -> set[str]:
+def missing(fixture: AgentFixture) -> set[str]:
     """What this agent says it does not have."""
-    agent = ground.agent
+    agent = fixture.agent
     has = {
         "model": agent.dialect is not None,
         "shell": agent.acts_by != "edits",
@@ -40,9 +40,9 @@ def missing(ground: AgentFixture) -> set[str]:
 
 
 async def check_agent(
-    ground: AgentFixture, *, only: str | None = None, slow: bool = False
+    fixture: AgentFixture, *, only: str | None = None, slow: bool = False
 ) -> AsyncIterator[CaseOutcome]:
     """Outcomes as they come. `only` is a letter or an id: `M` for the model's moods, `W1` for one case."""
     for case in cases():
         if only is None or case.id == only or case.id.rstrip("0123456789") == only:
-            yield await run_case(case, ground, missing=missing(ground), slow=slow)
+            yield await run_case(case, fixture, missing=missing(fixture), slow=slow)

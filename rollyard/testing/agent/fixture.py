@@ -29,7 +29,7 @@ Script = Sequence[Mapping[str, Any]] | Mapping[str, Any] | Callable[[Call], Any]
 
 
 class Witness:
-    """A policy that asks another, and keeps each call and its answer. `noticed` is told the rollout of every call."""
+    """A policy that asks another, and keeps each call and its answer. `noticed` is called with the rollout of every call."""
 
     def __init__(self, policy: Policy, noticed: Callable[[str], None]) -> None:
         self._policy, self._noticed = policy, noticed

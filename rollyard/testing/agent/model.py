@@ -22,15 +22,15 @@ _FULL = 120_000  # tokens, as the model counts them, of a context of 128,000
 
 
 @case("M1", "asks again after an error 500, and goes on", needs=("model", "shell"), timeout=300)
-async def error_then_ok(ground: AgentFixture) -> None:
-    seen = await ground.run([{"error": 500}, {"error": 500}, WRITE, {"error": 500}, DONE])
+async def error_then_ok(fixture: AgentFixture) -> None:
+    seen = await fixture.run([{"error": 500}, {"error": 500}, WRITE, {"error": 500}, DONE])
     seen.check_solved()
 
 
 @case("M2", "waits through a minute of silence, and asks once", needs=("model", "shell"), slow=True, timeout=600)
-async def silence(ground: AgentFixture) -> None:
+async def silence(fixture: AgentFixture) -> None:
     limits = Limits(install=1500, agent=400, idle=30)
-    seen = await ground.run([{"sleep": SILENCE_S, **WRITE}, DONE], limits=limits)
+    seen = await fixture.run([{"sleep": SILENCE_S, **WRITE}, DONE], limits=limits)
     seen.check_solved()
     check(len(seen.calls) == 2, f"{len(seen.calls)} calls for two turns: it gave up waiting and asked again")
 
@@ -55,9 +55,9 @@ class FullContext:
 
 
 @case("M3", "goes on after its context was compacted", needs=("model", "shell"), timeout=300)
-async def compaction(ground: AgentFixture) -> None:
+async def compaction(fixture: AgentFixture) -> None:
     steps = [{"shell": "echo one > one.txt"}, {"shell": "echo two > two.txt"}, WRITE, DONE]
-    seen = await ground.run(FullContext(scripted(steps)))
+    seen = await fixture.run(FullContext(scripted(steps)))
     seen.check_solved()
     kinds = [call.kind for call in seen.calls]
     if "compaction" not in kinds:
@@ -65,8 +65,8 @@ async def compaction(ground: AgentFixture) -> None:
 
 
 @case("M4", "sends answers back so that their branch goes on", needs=("model", "tools"), timeout=300)
-async def echo(ground: AgentFixture) -> None:
-    seen = await ground.run(odd_answers)
+async def echo(fixture: AgentFixture) -> None:
+    seen = await fixture.run(odd_answers)
     seen.check_solved()
     check(len(seen.rollout.captured.branches) == 1, f"{len(seen.rollout.captured.branches)} branches, not one")
 

@@ -51,13 +51,13 @@ def _server() -> dict[str, bytes]:
 
 
 @case("T1", "calls a tool of an MCP server over stdio", needs=("model", "mcp"), timeout=300)
-async def stdio(ground: AgentFixture) -> None:
+async def stdio(fixture: AgentFixture) -> None:
     server = McpServer(name="local", transport="stdio", command=("python3", _SERVER, "stdio_word"))
-    _check_answer(await ground.run(_uses("stdio_word"), mcp=[server], files=_server()), "stdio_word says 7")
+    _check_answer(await fixture.run(_uses("stdio_word"), mcp=[server], files=_server()), "stdio_word says 7")
 
 
 @case("T2", "calls a tool of an MCP server over HTTP, with its headers", needs=("model", "mcp_http"), timeout=300)
-async def http(ground: AgentFixture) -> None:
+async def http(fixture: AgentFixture) -> None:
     async def serve(sandbox: Sandbox, rollout: Rollout) -> None:
         await sandbox.start(["python3", _SERVER, "http_word", str(_PORT), _TOKEN])
         waiting = f"for i in $(seq 100); do python3 {_SERVER} ping {_PORT} && exit 0; sleep 0.1; done; exit 1"
@@ -66,22 +66,22 @@ async def http(ground: AgentFixture) -> None:
 
     server = McpServer(name="web", url=f"http://127.0.0.1:{_PORT}/mcp", headers={"Authorization": f"Bearer {_TOKEN}"})
     hooks = Hooks(after_setup=(serve,))
-    _check_answer(await ground.run(_uses("http_word"), mcp=[server], files=_server(), hooks=hooks), "http_word says 7")
+    _check_answer(await fixture.run(_uses("http_word"), mcp=[server], files=_server(), hooks=hooks), "http_word says 7")
 
 
 @case("T3", "calls a tool of the trainer's through the gate", needs=("model", "mcp_http"), timeout=300)
-async def gate_tool(ground: AgentFixture) -> None:
+async def gate_tool(fixture: AgentFixture) -> None:
     @tool
     async def gate_word(n: int) -> str:
         """Says a number."""
         return f"gate_word says {n}"
 
-    _check_answer(await ground.run(_uses("gate_word"), tools=[gate_word]), "gate_word says 7")
+    _check_answer(await fixture.run(_uses("gate_word"), tools=[gate_word]), "gate_word says 7")
 
 
 @case("T4", "runs two sub-agents, each a branch of its own", needs=("model", "subagents"), timeout=400)
-async def subagents(ground: AgentFixture) -> None:
-    use = ground.agent.subagent
+async def subagents(fixture: AgentFixture) -> None:
+    use = fixture.agent.subagent
     assert use is not None
 
     def spawn(call: Call, part: str) -> dict[str, Any]:
@@ -98,7 +98,7 @@ async def subagents(ground: AgentFixture) -> None:
             return {"parallel": [spawn(call, f"sub-task of the suite, {number}") for number in ("one", "two")]}
         return [{"shell": "sleep 4"}, WRITE, DONE][min(_results(call) - 2, 2)] if _results(call) >= 2 else DONE
 
-    seen = await ground.run(answer, collect=["part.txt"])
+    seen = await fixture.run(answer, collect=["part.txt"])
     parts = seen.rollout.files.get("/workspace/part.txt", b"")
     check(parts == b"part\npart\n", f"the sub-agents wrote {parts!r}")
     branches = seen.rollout.captured.branches

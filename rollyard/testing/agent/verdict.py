@@ -45,22 +45,22 @@ class AgentTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AgentCheck:
-    def __init__(self, ground: AgentFixture) -> None:
-        self._ground = ground
+    def __init__(self, fixture: AgentFixture) -> None:
+        self._fixture = fixture
         self._seen: list[CaseOutcome] = []
         self._figures: Figures | None = None
 
     async def outcomes(self, *, only: str | None = None, slow: bool = False) -> AsyncIterator[CaseOutcome]:
-        async for outcome in check_agent(self._ground, only=only, slow=slow):
+        async for outcome in check_agent(self._fixture, only=only, slow=slow):
             self._seen.append(outcome)
             yield outcome
 
     async def measure(self) -> Figures:
         """A warm-up, a run that is timed, and one that looks at what comes back."""
-        await self._ground.run()
-        done = (await self._ground.run()).rollout
+        await self._fixture.run()
+        done = (await self._fixture.run()).rollout
         agent_s = sum(stage.duration_s for stage in done.stages if stage.name == "wait")
-        changed = rewrites(await self._ground.run(odd_answers)) if self._ground.agent.acts_by == "tools" else ()
+        changed = rewrites(await self._fixture.run(odd_answers)) if self._fixture.agent.acts_by == "tools" else ()
         self._figures = Figures(
             wall_s=done.wall_s,
             agent_s=agent_s,
@@ -73,11 +73,11 @@ class AgentCheck:
 
     def totals(self) -> AgentTotals:
         count = {result: sum(o.result == result for o in self._seen) for result in ("passed", "skipped", "failed")}
-        agent = self._ground.agent
+        agent = self._fixture.agent
         return AgentTotals(
             agent=agent.name,
             version=agent.version,
-            backend=self._ground.backend.name,
+            backend=self._fixture.backend.name,
             **count,
             outcomes=tuple(self._seen),
             figures=self._figures,

@@ -17,21 +17,21 @@ from rollyard.testing.suite import Skip, case, check
 _CAP, _SEED = 1234, 7
 
 
-async def ask_server(ground: AgentFixture, mode: str, **options: Any) -> AgentRun:
+async def ask_server(fixture: AgentFixture, mode: str, **options: Any) -> AgentRun:
     """The agent once on a model server that keeps what it is asked."""
-    witness = Witness(scripted(ground.script(WRITE, DONE)), lambda rollout_id: None)
+    witness = Witness(scripted(fixture.script(WRITE, DONE)), lambda rollout_id: None)
     async with Gate(witness, host="127.0.0.1") as server:
         session = await server.open_session("server")
-        task = Task(id="conformance", instruction="Write hello into out.txt.", user=ground.user)
+        task = Task(id="conformance", instruction="Write hello into out.txt.", user=fixture.user)
         done = await run_rollout(
             task,
-            agent=ground.agent,
-            sandbox=ground.backend,
+            agent=fixture.agent,
+            sandbox=fixture.backend,
             mode=mode,
             model="served",
             base_url=server.url if mode == "black_box" else f"{server.url}/v1",
             key=session.key,
-            provision=ground.provision,
+            provision=fixture.provision,
             verify=[HELLO],
             limits=LIMITS,
             **options,
@@ -40,22 +40,22 @@ async def ask_server(ground: AgentFixture, mode: str, **options: Any) -> AgentRu
 
 
 def _thinks(call: Call) -> bool:
-    asked = msgspec.json.decode(call.sampling.reasoning) if call.sampling.reasoning else {}
-    return bool(asked.get("enabled") or asked.get("display") or asked.get("budget"))
+    reasoning = msgspec.json.decode(call.sampling.reasoning) if call.sampling.reasoning else {}
+    return bool(reasoning.get("enabled") or reasoning.get("display") or reasoning.get("budget"))
 
 
 @case("O5", "offers the tools that it lists, and none that is disabled", needs=("model", "disabled_tools"), timeout=600)
-async def disabled_tools(ground: AgentFixture) -> None:
-    plain = await ground.run()
+async def disabled_tools(fixture: AgentFixture) -> None:
+    plain = await fixture.run()
     plain.check_solved()
     offered = {tool.name for call in plain.calls if call.kind == "agent" for tool in call.tools}
-    listed = set(ground.agent.tools)
+    listed = set(fixture.agent.tools)
     check(listed == offered, f"only listed: {sorted(listed - offered)}; only offered: {sorted(offered - listed)}")
     used = {use.name for reply in plain.replies for use in reply.message.tool_calls}
     # those that edit come last: without its editor qwen-code refuses shell commands that write files as well
     if not (spare := sorted(offered - used, key=lambda name: ("edit" in name or "write" in name, name))):
         raise Skip("it has no tool to spare")
-    seen = await ground.run(disabled_tools=spare[:2])
+    seen = await fixture.run(disabled_tools=spare[:2])
     seen.check_solved()
     left = {tool.name for call in seen.calls if call.kind == "agent" for tool in call.tools}
     check(not left & set(spare[:2]), f"still offered: {sorted(left & set(spare[:2]))}")
@@ -68,9 +68,9 @@ async def disabled_tools(ground: AgentFixture) -> None:
     needs=("model",),
     timeout=600,
 )
-async def gate_options(ground: AgentFixture) -> None:
+async def gate_options(fixture: AgentFixture) -> None:
     options = {"seed": _SEED, "max_tokens_cap": _CAP, "disable_thinking": True, "top_logprobs": 3}
-    seen = await ask_server(ground, "transparent_proxy", **options)
+    seen = await ask_server(fixture, "transparent_proxy", **options)
     seen.check_solved()
     for call in seen.calls:
         body = msgspec.json.decode(call.raw)
@@ -82,16 +82,16 @@ async def gate_options(ground: AgentFixture) -> None:
 
 
 @case("O7", "sets tokens itself where its calls are left alone", needs=("model", "max_tokens"), timeout=600)
-async def own_max_tokens(ground: AgentFixture) -> None:
-    seen = await ask_server(ground, "black_box", max_tokens_cap=_CAP)
+async def own_max_tokens(fixture: AgentFixture) -> None:
+    seen = await ask_server(fixture, "black_box", max_tokens_cap=_CAP)
     seen.check_solved()
-    asked = {call.sampling.max_tokens for call in seen.calls}
-    check(asked == {_CAP}, f"it asked for {asked} tokens")
+    limits = {call.sampling.max_tokens for call in seen.calls}
+    check(limits == {_CAP}, f"it asked for {limits} tokens")
 
 
 @case("O8", "stops thinking itself where its calls are left alone", needs=("model", "disable_thinking"), timeout=600)
-async def own_thinking(ground: AgentFixture) -> None:
-    plain, seen = await ask_server(ground, "black_box"), await ask_server(ground, "black_box", disable_thinking=True)
+async def own_thinking(fixture: AgentFixture) -> None:
+    plain, seen = await ask_server(fixture, "black_box"), await ask_server(fixture, "black_box", disable_thinking=True)
     seen.check_solved()
     before, after = ({call.sampling.reasoning for call in one.calls} for one in (plain, seen))
     check(not any(_thinks(call) for call in seen.calls), f"it asked for thinking: {after}")

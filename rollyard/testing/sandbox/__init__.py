@@ -22,16 +22,16 @@ def cases() -> list[Case[SandboxFixture]]:
     return [value for module in modules for value in vars(module).values() if isinstance(value, Case)]
 
 
-def missing(ground: SandboxFixture) -> set[str]:
+def missing(fixture: SandboxFixture) -> set[str]:
     """Capabilities that this backend says it does not have."""
-    fields = msgspec.structs.fields(type(ground.can))
-    return {field.name for field in fields if getattr(ground.can, field.name) is False}
+    fields = msgspec.structs.fields(type(fixture.can))
+    return {field.name for field in fields if getattr(fixture.can, field.name) is False}
 
 
 async def check_sandbox(
-    ground: SandboxFixture, *, only: str | None = None, slow: bool = False
+    fixture: SandboxFixture, *, only: str | None = None, slow: bool = False
 ) -> AsyncIterator[CaseOutcome]:
     """Outcomes as they come. `only` is a letter or an id: `F` for the files, `E9` for one case."""
     for case in cases():
         if only is None or case.id == only or case.id.rstrip("0123456789") == only:
-            yield await run_case(case, ground, missing=missing(ground), slow=slow)
+            yield await run_case(case, fixture, missing=missing(fixture), slow=slow)

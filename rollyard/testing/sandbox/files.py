@@ -17,8 +17,8 @@ ODD_NAMES = ("a b", "quote'\"", "new\nline", "-dash", "ünï日", "$(x)", "*", "
 
 
 @case("F1", "keeps text with any characters")
-async def text(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def text(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         words = "ünï 日本 \U0001f600\r\n\ttab\n\n"
         await box.write(f"{tmp}/t", words)
@@ -27,8 +27,8 @@ async def text(ground: SandboxFixture) -> None:
 
 
 @case("F2", "keeps every byte", needs=("bytes_exact",))
-async def every_byte(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def every_byte(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         for data in (b"", bytes(range(256)), b"\0" * 5000, b"no newline"):
             await box.write(f"{tmp}/b", data)
@@ -36,8 +36,8 @@ async def every_byte(ground: SandboxFixture) -> None:
 
 
 @case("F3", "makes missing parents")
-async def parents(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def parents(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/one/two/three/f", "x")
         check(await out(box, f"cat {tmp}/one/two/three/f") == "x", "parents were not made")
@@ -47,8 +47,8 @@ async def parents(ground: SandboxFixture) -> None:
 
 
 @case("F4", "leaves nothing of a longer file it overwrites")
-async def overwrite(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def overwrite(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/f", "long " * 1000)
         await box.write(f"{tmp}/f", "short")
@@ -56,8 +56,8 @@ async def overwrite(ground: SandboxFixture) -> None:
 
 
 @case("F5", "names a missing path in a typed error")
-async def missing(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def missing(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         for call in (box.read, box.stat, box.list_dir, box.read_text, box.remove):
             error = await raises(PathError, call(f"{tmp}/not/there"), f"{call.__name__} of a missing path")
@@ -66,8 +66,8 @@ async def missing(ground: SandboxFixture) -> None:
 
 
 @case("F6", "answers exists for files, directories, links and dangling links")
-async def exists(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def exists(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         await out(box, f"mkdir {tmp}/d; echo x > {tmp}/f; ln -s {tmp}/f {tmp}/l; ln -s /nowhere {tmp}/dangling")
         seen = {name: await box.exists(f"{tmp}/{name}") for name in ("d", "f", "l", "dangling", "nothing")}
@@ -75,9 +75,9 @@ async def exists(ground: SandboxFixture) -> None:
 
 
 @case("F7", "carries 64 MiB in and out", timeout=180)
-async def large(ground: SandboxFixture) -> None:
+async def large(fixture: SandboxFixture) -> None:
     data = os.urandom(1 << 20) * 64
-    async with ground.open() as box:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/large", data)
         check(await out(box, f"wc -c < {tmp}/large") == str(len(data)), "the size inside is wrong")
@@ -85,8 +85,8 @@ async def large(ground: SandboxFixture) -> None:
 
 
 @case("F8", "takes odd names")
-async def odd_names(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def odd_names(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         for name in ODD_NAMES:
             await box.write(f"{tmp}/odd/{name}", name)
@@ -99,8 +99,8 @@ async def odd_names(ground: SandboxFixture) -> None:
 
 
 @case("F9", "sets and shows the mode, and what it writes can run")
-async def mode(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def mode(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/run", "#!/bin/sh\necho ran\n", mode=0o755)
         check((await box.stat(f"{tmp}/run")).mode & 0o777 == 0o755, "the mode is not what was asked for")
@@ -110,8 +110,8 @@ async def mode(ground: SandboxFixture) -> None:
 
 
 @case("F10", "carries a directory in and out: empty directories, links, modes, odd names")
-async def directories(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def directories(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         with tempfile.TemporaryDirectory() as host:
             source, target = Path(host, "in"), Path(host, "out")
@@ -131,8 +131,8 @@ async def directories(ground: SandboxFixture) -> None:
 
 
 @case("F11", "refuses to read more than asked for")
-async def read_limit(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def read_limit(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/f", b"x" * 5000)
         check(len(await box.read(f"{tmp}/f", max_bytes=5000)) == 5000, "exactly max_bytes cannot be read")
@@ -140,10 +140,10 @@ async def read_limit(ground: SandboxFixture) -> None:
 
 
 @case("F12", "follows planted links inside, never to the host")
-async def no_escape(ground: SandboxFixture) -> None:
-    if ground.can.isolation == "none":
+async def no_escape(fixture: SandboxFixture) -> None:
+    if fixture.can.isolation == "none":
         raise Skip("isolation 'none' promises nothing about the host's files")
-    async with ground.open() as box:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         with tempfile.TemporaryDirectory() as host:
             victim = Path(host, "victim")
@@ -172,8 +172,8 @@ async def no_escape(ground: SandboxFixture) -> None:
 
 
 @case("F13", "fails a write to a full disk with ENOSPC and lives on", needs=("disk_limit",), timeout=120)
-async def disk_full(ground: SandboxFixture) -> None:
-    async with ground.open(disk="tmpfs", resources=Resources(disk_mb=32)) as box:
+async def disk_full(fixture: SandboxFixture) -> None:
+    async with fixture.open(disk="tmpfs", resources=Resources(disk_mb=32)) as box:
         tmp = await scratch(box)
         filled = await sh(box, "head -c 200000000 /dev/zero > /fill; stat -c %s /fill", timeout=60)
         check(filled.exit_code == 0 and int(filled.stdout) < 64 << 20, f"200 MB fit into 32: {filled.text[-200:]}")
@@ -184,8 +184,8 @@ async def disk_full(ground: SandboxFixture) -> None:
 
 
 @case("F14", "lists a directory with kinds and sizes")
-async def list_dir(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def list_dir(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         await out(box, f"mkdir -p {tmp}/t/sub; printf 12345 > {tmp}/t/f; ln -s f {tmp}/t/l")
         seen = {Path(stat.path).name: (stat.kind, stat.target) for stat in await box.list_dir(f"{tmp}/t")}
@@ -194,8 +194,8 @@ async def list_dir(ground: SandboxFixture) -> None:
 
 
 @case("F15", "removes files and whole directories, and links without what they point to")
-async def remove(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def remove(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         await out(
             box, f"mkdir -p {tmp}/t/sub/deep {tmp}/keep; touch {tmp}/t/sub/f {tmp}/keep/f; ln -s {tmp}/keep {tmp}/t/l"
@@ -206,16 +206,16 @@ async def remove(ground: SandboxFixture) -> None:
 
 
 @case("F16", "refuses to read a binary file as text, by name")
-async def binary_as_text(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def binary_as_text(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/b", b"\xff\xfe\x00\x80")
         await raises((Error, UnicodeDecodeError), box.read_text(f"{tmp}/b"), "read_text of bytes that are no text")
 
 
 @case("F17", "gives files to the user asked for", needs=("users",))
-async def owner(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def owner(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/mine", "x", user="1000")
         check(await out(box, f"stat -c %u {tmp}/mine") == "1000", "the owner is not the user asked for")
@@ -223,8 +223,8 @@ async def owner(ground: SandboxFixture) -> None:
 
 
 @case("F18", "writes many files at once without mixing them")
-async def concurrent(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def concurrent(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         async with anyio.create_task_group() as group:
             for n in range(20):

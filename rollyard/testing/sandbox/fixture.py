@@ -18,7 +18,7 @@ from rollyard.core.protocols import Backend, Opening, Sandbox
 from rollyard.core.sandbox import Capabilities, Exit, SandboxSpec
 from rollyard.testing.suite import Skip, check
 
-# Another process that opens a sandbox of the same backend, says its id, and does as it is told.
+# Another process that opens a sandbox of the same backend, says its id, and follows commands.
 CHILD = """
 import asyncio, json, sys
 import msgspec, rollyard
@@ -119,7 +119,7 @@ async def all_beat(box: Sandbox, file: str) -> bool:
 
 
 async def none_beats(box: Sandbox, file: str) -> bool:
-    """Nobody has written for half a second: needs no /proc, so it can be asked of any sandbox."""
+    """Nothing was written for half a second. This needs no /proc, so it works in any sandbox."""
     before = (await box.stat(file)).size
     await anyio.sleep(0.5)
     return (await box.stat(file)).size == before

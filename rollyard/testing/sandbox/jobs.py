@@ -21,8 +21,8 @@ from rollyard.testing.suite import case, check
 
 
 @case("B1", "returns the exit code and output of a background program")
-async def wait(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def wait(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         job = await box.start("echo out; echo err >&2; exit 9")
         done = await job.wait(30)
         check((done.exit_code, done.stdout, done.stderr) == (9, b"out\n", b"err\n"), f"got {done}")
@@ -30,8 +30,8 @@ async def wait(ground: SandboxFixture) -> None:
 
 
 @case("B2", "polls None while it runs, then the code")
-async def poll(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def poll(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         job = await box.start(f"while [ ! -e {tmp}/go ]; do sleep 0.05; done; exit 4")
         check(await job.poll() is None, "a running program polls as ended")
@@ -45,8 +45,8 @@ async def poll(ground: SandboxFixture) -> None:
 
 
 @case("B3", "raises TimeoutError from wait and leaves the program running")
-async def wait_timeout(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def wait_timeout(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         job = await box.start(f"sleep 1.5; echo survived > {tmp}/proof; exit 0")
         await raises(TimeoutError, job.wait(0.3), "wait(0.3) of a longer program")
@@ -56,8 +56,8 @@ async def wait_timeout(ground: SandboxFixture) -> None:
 
 
 @case("B4", "streams chunks while the program runs, in order")
-async def stream_live(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def stream_live(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         job = await box.start("for i in 1 2 3; do echo line$i; sleep 0.4; done")
         seen: list[tuple[float, bytes]] = []
         async for _, chunk in job.stream():
@@ -67,8 +67,8 @@ async def stream_live(ground: SandboxFixture) -> None:
 
 
 @case("B5", "resumes a stream at any offset without a gap or a repeat")
-async def stream_resumes(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def stream_resumes(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         job = await box.start("for i in $(seq 1 200); do echo $i; done; sleep 0.3; echo end")
         first, offset = b"", 0
         async for after, chunk in job.stream():
@@ -82,8 +82,8 @@ async def stream_resumes(ground: SandboxFixture) -> None:
 
 
 @case("B6", "streams stderr by itself")
-async def stream_stderr(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def stream_stderr(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         job = await box.start("echo out; echo err >&2")
         check(
             b"".join([chunk async for _, chunk in job.stream(stderr=True)]) == b"err\n",
@@ -92,8 +92,8 @@ async def stream_stderr(ground: SandboxFixture) -> None:
 
 
 @case("B7", "shows the tail of the output")
-async def tail(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def tail(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         job = await box.start("seq 1 1000; echo oops >&2")
         await job.wait(30)
         check((await job.tail(9)) == b"999\n1000\n"[-9:], f"tail(9) is {await job.tail(9)!r}")
@@ -101,8 +101,8 @@ async def tail(ground: SandboxFixture) -> None:
 
 
 @case("B8", "ends the whole tree with kill, and a second kill is nothing", needs=("tree_kill",))
-async def kill_tree(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def kill_tree(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         file = f"{await scratch(box)}/beats"
         job = await box.start(hearts(file))
         await eventually(lambda: all_beat(box, file), within=10, why="the three programs did not all start")
@@ -114,8 +114,8 @@ async def kill_tree(ground: SandboxFixture) -> None:
 
 
 @case("B9", "keeps the exit code for a later client, found by id")
-async def found_by_id(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def found_by_id(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         job = await box.start("echo kept; exit 6", job_id="my-job")
         await job.wait(30)
         again = await box.job("my-job")
@@ -125,8 +125,8 @@ async def found_by_id(ground: SandboxFixture) -> None:
 
 
 @case("B10", "starts a program once, however often its id is given")
-async def at_most_once(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def at_most_once(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         for _ in range(3):
             job = await box.start(f"echo x >> {tmp}/count", job_id="once")
@@ -135,8 +135,8 @@ async def at_most_once(ground: SandboxFixture) -> None:
 
 
 @case("B11", "does not stall a program whose output nobody reads", timeout=120)
-async def undrained(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def undrained(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         job = await box.start(f"yes 0123456789abcdef | head -c 50000000; echo done > {tmp}/done")
         done = await job.wait(90)
@@ -145,16 +145,16 @@ async def undrained(ground: SandboxFixture) -> None:
 
 
 @case("B12", "reports a program that was killed from inside, and does not hang")
-async def killed_inside(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def killed_inside(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         job = await box.start("kill -9 $$")
         done = await job.wait(20)
         check(done.exit_code != 0 and (done.signal == 9 or done.lost), f"came back as {done}")
 
 
 @case("B13", "runs jobs side by side")
-async def side_by_side(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def side_by_side(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         one = await box.start(f"while [ ! -e {tmp}/b ]; do sleep 0.05; done; touch {tmp}/a; exit 1")
         two = await box.start(f"touch {tmp}/b; while [ ! -e {tmp}/a ]; do sleep 0.05; done; exit 2")
@@ -163,8 +163,8 @@ async def side_by_side(ground: SandboxFixture) -> None:
 
 
 @case("B14", "takes input while it runs, and sees its end", needs=("stdin",))
-async def interactive(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def interactive(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         job = await box.start("while read line; do echo got $line; done; echo eof", stdin=True)
         await job.write(b"one\n")
 
@@ -179,8 +179,8 @@ async def interactive(ground: SandboxFixture) -> None:
 
 
 @case("B15", "ends a job with an error when its sandbox is killed")
-async def sandbox_killed(ground: SandboxFixture) -> None:
-    box = await ground.open()
+async def sandbox_killed(fixture: SandboxFixture) -> None:
+    box = await fixture.open()
     job = await box.start("sleep 600")
     await box.kill()
     with anyio.fail_after(20):
@@ -192,15 +192,15 @@ async def sandbox_killed(ground: SandboxFixture) -> None:
 
 
 @case("B16", "keeps a program that runs longer than a minute", slow=True, timeout=150)
-async def longer_than_a_minute(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def longer_than_a_minute(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         job = await box.start("sleep 75; exit 3")
         check((await job.wait(120)).exit_code == 3, "a program of 75 s did not end by itself")
 
 
 @case("B17", "counts the CPU time of a job's tree, or says None")
-async def cpu(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def cpu(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         job = await box.start("i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done; sleep 5")
         await anyio.sleep(1)
         used = await job.cpu_s()

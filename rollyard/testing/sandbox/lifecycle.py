@@ -30,8 +30,8 @@ from rollyard.testing.suite import case, check
 
 
 @case("C1", "opens a sandbox that is alive until it is killed")
-async def open_and_kill(ground: SandboxFixture) -> None:
-    box = await ground.open()
+async def open_and_kill(fixture: SandboxFixture) -> None:
+    box = await fixture.open()
     try:
         check(await box.alive(), "a fresh sandbox says that it is not alive")
         check((await sh(box, "true")).exit_code == 0, "`true` did not succeed")
@@ -42,15 +42,15 @@ async def open_and_kill(ground: SandboxFixture) -> None:
 
 
 @case("C2", "kills once: the second kill is False and no error")
-async def kill_twice(ground: SandboxFixture) -> None:
-    box = await ground.open()
+async def kill_twice(fixture: SandboxFixture) -> None:
+    box = await fixture.open()
     seen = [await box.kill(), await box.kill(), await box.kill()]
     check(seen == [True, False, False], f"three kills returned {seen}")
 
 
 @case("C3", "raises SandboxGone for every use after kill")
-async def use_after_kill(ground: SandboxFixture) -> None:
-    box = await ground.open()
+async def use_after_kill(fixture: SandboxFixture) -> None:
+    box = await fixture.open()
     await box.kill()
     await raises(SandboxGone, sh(box, "true"), "exec after kill")
     await raises(SandboxGone, box.read("/etc/hostname"), "read after kill")
@@ -59,8 +59,8 @@ async def use_after_kill(ground: SandboxFixture) -> None:
 
 
 @case("C4", "ends a sandbox when its TTL is over", needs=("ttl",))
-async def ttl(ground: SandboxFixture) -> None:
-    box = await ground.open(ttl_s=1.0)
+async def ttl(fixture: SandboxFixture) -> None:
+    box = await fixture.open(ttl_s=1.0)
     try:
         await eventually(lambda: _dead(box), within=20, why="alive after its TTL")
         await raises(SandboxError, sh(box, "true"), "exec after the TTL")
@@ -69,8 +69,8 @@ async def ttl(ground: SandboxFixture) -> None:
 
 
 @case("C5", "ends an idle sandbox, and not one that is used", needs=("idle_ttl",))
-async def idle_ttl(ground: SandboxFixture) -> None:
-    box = await ground.open(idle_ttl_s=1.5)
+async def idle_ttl(fixture: SandboxFixture) -> None:
+    box = await fixture.open(idle_ttl_s=1.5)
     try:
         for _ in range(4):
             await anyio.sleep(0.5)
@@ -82,30 +82,30 @@ async def idle_ttl(ground: SandboxFixture) -> None:
 
 
 @case("C6", "lives longer when it is extended", needs=("ttl", "extend"))
-async def extend(ground: SandboxFixture) -> None:
-    async with ground.open(ttl_s=2.0) as box:
+async def extend(fixture: SandboxFixture) -> None:
+    async with fixture.open(ttl_s=2.0) as box:
         await box.extend(120)
         await anyio.sleep(3.5)
         check(await box.alive(), "died at its first TTL although it was extended")
 
 
 @case("C7", "finds sandboxes by label, and none that are gone", needs=("list",))
-async def list_by_label(ground: SandboxFixture) -> None:
-    spec = ground.make_spec()
-    async with ground.backend.open(spec) as box, ground.open():
-        found = await ground.backend.list(spec.labels)
+async def list_by_label(fixture: SandboxFixture) -> None:
+    spec = fixture.make_spec()
+    async with fixture.backend.open(spec) as box, fixture.open():
+        found = await fixture.backend.list(spec.labels)
         check([info.id for info in found] == [box.id], f"list by label found {[info.id for info in found]}")
         check(dict(found[0].labels) == dict(spec.labels), f"labels came back as {found[0].labels}")
-    await eventually(lambda: _none(ground, spec.labels), within=10, why="listed after it was killed")
+    await eventually(lambda: _none(fixture, spec.labels), within=10, why="listed after it was killed")
 
 
 @case("C8", "lets a second process attach and find its jobs", needs=("attach",))
-async def attach_elsewhere(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def attach_elsewhere(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/mark", "seen")
         job = await box.start("exit 5")
-        async with ground.child(ATTACH, id=box.id, job=job.id, mark=f"{tmp}/mark") as process:
+        async with fixture.child(ATTACH, id=box.id, job=job.id, mark=f"{tmp}/mark") as process:
             assert process.stdout is not None
             said = await asyncio.wait_for(process.stdout.read(), 45)
         check(b'"mark": "seen"' in said and b'"code": 5' in said, f"the second process saw {said!r}")
@@ -113,71 +113,71 @@ async def attach_elsewhere(ground: SandboxFixture) -> None:
 
 
 @case("C9", "refuses to attach to what does not exist", needs=("attach",))
-async def attach_unknown(ground: SandboxFixture) -> None:
-    error = await raises(Error, ground.backend.attach("sbx_0000000000000000000000000"), "attach to an unknown id")
+async def attach_unknown(fixture: SandboxFixture) -> None:
+    error = await raises(Error, fixture.backend.attach("sbx_0000000000000000000000000"), "attach to an unknown id")
     check("sbx_0000000000000000000000000" in str(error), f"the error does not name the id: {error}")
 
 
 @case("C10", "leaves nothing when opening is cancelled", needs=("list",))
-async def cancelled_open(ground: SandboxFixture) -> None:
-    spec = ground.make_spec()
+async def cancelled_open(fixture: SandboxFixture) -> None:
+    spec = fixture.make_spec()
     for delay in (0.0, 0.001, 0.005, 0.02):
-        opening = asyncio.ensure_future(_open(ground, spec))
+        opening = asyncio.ensure_future(_open(fixture, spec))
         await anyio.sleep(delay)
         opening.cancel()
         try:
             await (await opening).kill()
         except asyncio.CancelledError:
             continue
-    await eventually(lambda: _none(ground, spec.labels), within=20, why="a cancelled open left a sandbox")
+    await eventually(lambda: _none(fixture, spec.labels), within=20, why="a cancelled open left a sandbox")
 
 
 @case("C11", "leaves nothing when its process gets Ctrl-C", needs=("list",))
-async def interrupted_process(ground: SandboxFixture) -> None:
-    spec = ground.make_spec()
-    async with ground.child(CHILD, spec=msgspec.to_builtins(spec), stay=True) as process:
+async def interrupted_process(fixture: SandboxFixture) -> None:
+    spec = fixture.make_spec()
+    async with fixture.child(CHILD, spec=msgspec.to_builtins(spec), stay=True) as process:
         assert process.stdout is not None
         check(await asyncio.wait_for(process.stdout.readline(), 45), "the other process opened no sandbox")
         process.send_signal(signal.SIGINT)
         await asyncio.wait_for(process.wait(), 30)
-    await eventually(lambda: _none(ground, spec.labels), within=20, why="a sandbox outlived Ctrl-C")
+    await eventually(lambda: _none(fixture, spec.labels), within=20, why="a sandbox outlived Ctrl-C")
 
 
 @case("C12", "leaves nothing for long after its process is killed", needs=("list",))
-async def killed_process(ground: SandboxFixture) -> None:
-    spec = ground.make_spec()
-    async with ground.child(CHILD, spec=msgspec.to_builtins(spec), stay=True) as process:
+async def killed_process(fixture: SandboxFixture) -> None:
+    spec = fixture.make_spec()
+    async with fixture.child(CHILD, spec=msgspec.to_builtins(spec), stay=True) as process:
         assert process.stdout is not None
         check(await asyncio.wait_for(process.stdout.readline(), 45), "the other process opened no sandbox")
         process.kill()
         await process.wait()
-        await ground.backend.reap(spec.labels)
-    await eventually(lambda: _none(ground, spec.labels), within=20, why="a sandbox outlived SIGKILL and reap")
+        await fixture.backend.reap(spec.labels)
+    await eventually(lambda: _none(fixture, spec.labels), within=20, why="a sandbox outlived SIGKILL and reap")
 
 
 @case("C13", "keeps a lifetime='ttl' sandbox when its opener ends", needs=("lifetime_ttl", "attach", "list"))
-async def lifetime_ttl(ground: SandboxFixture) -> None:
-    spec = ground.make_spec(lifetime="ttl", ttl_s=120.0)
-    async with ground.child(CHILD, spec=msgspec.to_builtins(spec), stay=False) as process:
+async def lifetime_ttl(fixture: SandboxFixture) -> None:
+    spec = fixture.make_spec(lifetime="ttl", ttl_s=120.0)
+    async with fixture.child(CHILD, spec=msgspec.to_builtins(spec), stay=False) as process:
         assert process.stdout is not None
         sandbox_id = (await asyncio.wait_for(process.stdout.readline(), 45)).decode().strip()
         await asyncio.wait_for(process.wait(), 30)
-    box = await ground.backend.attach(sandbox_id)
+    box = await fixture.backend.attach(sandbox_id)
     try:
         check(await out(box, "echo on") == "on", "the sandbox does not answer after its opener ended")
     finally:
         check(await box.kill() is True, "killing it from here did nothing")
-    await eventually(lambda: _none(ground, spec.labels), within=10, why="listed after it was killed")
+    await eventually(lambda: _none(fixture, spec.labels), within=10, why="listed after it was killed")
 
 
 @case("C14", "reaps by label and age, and nothing else", needs=("list",))
-async def reap(ground: SandboxFixture) -> None:
-    mine, other = ground.make_spec(), ground.make_spec()
-    async with ground.backend.open(other) as bystander:
-        box = await ground.backend.open(mine)
-        check(box.id not in await ground.backend.reap(mine.labels, older_than=3600), "a young sandbox was reaped")
+async def reap(fixture: SandboxFixture) -> None:
+    mine, other = fixture.make_spec(), fixture.make_spec()
+    async with fixture.backend.open(other) as bystander:
+        box = await fixture.backend.open(mine)
+        check(box.id not in await fixture.backend.reap(mine.labels, older_than=3600), "a young sandbox was reaped")
         check(await box.alive(), "a young sandbox was killed")
-        reaped = await ground.backend.reap(mine.labels)
+        reaped = await fixture.backend.reap(mine.labels)
         check(box.id in reaped and bystander.id not in reaped, f"reap by label returned {reaped}")
         check(not await box.alive(), "a reaped sandbox is alive")
         check(await bystander.alive(), "reap killed a sandbox with other labels")
@@ -185,12 +185,12 @@ async def reap(ground: SandboxFixture) -> None:
 
 
 @case("C15", "opens many at once that share nothing", timeout=180)
-async def parallel(ground: SandboxFixture) -> None:
-    count = min(ground.parallel, ground.can.max_concurrent or ground.parallel)
+async def parallel(fixture: SandboxFixture) -> None:
+    count = min(fixture.parallel, fixture.can.max_concurrent or fixture.parallel)
     ids: dict[str, str] = {}
 
     async def one(n: int) -> None:
-        async with ground.open(env={"NUMBER": str(n)}) as box:
+        async with fixture.open(env={"NUMBER": str(n)}) as box:
             tmp = await scratch(box)
             await box.write(f"{tmp}/number", str(n))
             await anyio.sleep(0.05)
@@ -204,10 +204,10 @@ async def parallel(ground: SandboxFixture) -> None:
 
 
 @case("C16", "kills the sandbox when its `async with` is left, also by an error")
-async def left_by_error(ground: SandboxFixture) -> None:
+async def left_by_error(fixture: SandboxFixture) -> None:
     kept: list[Sandbox] = []
     try:
-        async with ground.open() as box:
+        async with fixture.open() as box:
             kept.append(box)
             raise KeyError("from the body")
     except KeyError:
@@ -216,20 +216,20 @@ async def left_by_error(ground: SandboxFixture) -> None:
 
 
 @case("C17", "says what it is: id, image, isolation, labels, times")
-async def info(ground: SandboxFixture) -> None:
-    spec = ground.make_spec()
+async def info(fixture: SandboxFixture) -> None:
+    spec = fixture.make_spec()
     before = time.time()
-    async with ground.backend.open(spec) as box:
+    async with fixture.backend.open(spec) as box:
         got = box.info
         check(got.id == box.id and got.id, f"info.id is {got.id!r}, the sandbox's is {box.id!r}")
-        check(got.isolation == ground.can.isolation, f"isolation is {got.isolation}, promised {ground.can.isolation}")
+        check(got.isolation == fixture.can.isolation, f"isolation is {got.isolation}, promised {fixture.can.isolation}")
         check(dict(got.labels) == dict(spec.labels), f"labels came back as {got.labels}")
         check(before - 60 <= got.created_at <= time.time() + 60, f"created_at is {got.created_at}")
 
 
 @case("C18", "ends every program and keeps the files with kill_processes")
-async def kill_processes(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def kill_processes(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         tmp = await scratch(box)
         await box.write(f"{tmp}/kept", "yes")
         job = await box.start(hearts(f"{tmp}/beats"))
@@ -240,13 +240,13 @@ async def kill_processes(ground: SandboxFixture) -> None:
         check(await box.read_text(f"{tmp}/kept") == "yes", "a file is gone")
 
 
-async def _open(ground: SandboxFixture, spec: SandboxSpec) -> Sandbox:
-    return await ground.backend.open(spec)
+async def _open(fixture: SandboxFixture, spec: SandboxSpec) -> Sandbox:
+    return await fixture.backend.open(spec)
 
 
 async def _dead(box: Sandbox) -> bool:
     return not await box.alive()
 
 
-async def _none(ground: SandboxFixture, labels: Mapping[str, str]) -> bool:
-    return await ground.backend.list(labels) == []
+async def _none(fixture: SandboxFixture, labels: Mapping[str, str]) -> bool:
+    return await fixture.backend.list(labels) == []

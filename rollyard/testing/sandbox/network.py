@@ -25,8 +25,8 @@ SERVE = (
 
 
 @case("N1", "has no network but loopback", needs=("network_none",))
-async def no_network(ground: SandboxFixture) -> None:
-    async with ground.open(network="none") as box:
+async def no_network(fixture: SandboxFixture) -> None:
+    async with fixture.open(network="none") as box:
         if (await sh(box, "cat /proc/net/dev")).exit_code != 0:
             raise Skip("/proc/net cannot be read inside, so nothing tells which interfaces there are")
         links = (await out(box, "tail -n +3 /proc/net/dev | cut -d: -f1")).split()
@@ -36,7 +36,7 @@ async def no_network(ground: SandboxFixture) -> None:
 
 
 @case("N2", "cannot reach a server on the host's loopback", needs=("network_none",))
-async def no_host_loopback(ground: SandboxFixture) -> None:
+async def no_host_loopback(fixture: SandboxFixture) -> None:
     served: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -44,15 +44,15 @@ async def no_host_loopback(ground: SandboxFixture) -> None:
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server, ground.open(network="none") as box:
+    async with server, fixture.open(network="none") as box:
         port = server.sockets[0].getsockname()[1]
         done = await sh(box, await _ask(box, port))
         check(done.exit_code != 0 and not served, f"a server on the host's loopback was reached: {done.text}")
 
 
 @case("N3", "reaches the host through a listener made for it", needs=("listen",))
-async def listen(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def listen(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         listener = await box.listen(0)
         try:
             check(listener.port > 0, f"the listener's port is {listener.port}")
@@ -66,8 +66,8 @@ async def listen(ground: SandboxFixture) -> None:
 
 
 @case("N4", "keeps a listener to its own sandbox", needs=("listen", "network_none"))
-async def private_listener(ground: SandboxFixture) -> None:
-    async with ground.open() as one, ground.open() as two:
+async def private_listener(fixture: SandboxFixture) -> None:
+    async with fixture.open() as one, fixture.open() as two:
         port = 18080 if one.capabilities.dial else 0  # where loopback is shared, so are its ports
         first = await one.listen(port)
         second = await two.listen(port)
@@ -80,14 +80,14 @@ async def private_listener(ground: SandboxFixture) -> None:
             group.cancel_scope.cancel()
         await second.aclose()
         check(said == ("first", "second"), f"two sandboxes on one port heard {said}")
-        async with ground.open() as third:
+        async with fixture.open() as third:
             check((await sh(third, ask)).exit_code != 0, "a third sandbox reached a listener that is not its own")
         await first.aclose()
 
 
 @case("N5", "lets the host dial a server inside", needs=("dial",))
-async def dial(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def dial(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         if await out(box, PROBE) != "python3":
             raise Skip("no python3 in this image to serve with")
         job = await box.start(["python3", "-c", SERVE])
@@ -108,12 +108,12 @@ async def dial(ground: SandboxFixture) -> None:
 
 
 @case("N6", "refuses a network it cannot give, before anything is opened")
-async def refused_network(ground: SandboxFixture) -> None:
-    if ground.can.network_allowlist:
+async def refused_network(fixture: SandboxFixture) -> None:
+    if fixture.can.network_allowlist:
         raise Skip("this backend has an allow-list")
 
     async def attempt() -> None:
-        async with ground.open(network="allowlist", allowed_hosts=("example.org",)):
+        async with fixture.open(network="allowlist", allowed_hosts=("example.org",)):
             pass
 
     await raises(Error, attempt(), "network='allowlist' on a backend without one")

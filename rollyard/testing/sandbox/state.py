@@ -27,8 +27,8 @@ async def _wait_for(job: Job, size: int) -> None:
 
 
 @case("S1", "stops programs while paused and goes on with the same ones", needs=("pause",))
-async def pause(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def pause(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         job = await box.start("while :; do date +%s; sleep 0.1; done")
         await _wait_for(job, 0)
         await box.pause()
@@ -44,15 +44,15 @@ async def pause(ground: SandboxFixture) -> None:
 
 
 @case("S2", "opens from a snapshot with its files, and apart from it", needs=("snapshot",))
-async def snapshot(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def snapshot(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         await out(box, "mkdir -p /srv/state; echo one > /srv/state/f; rm -f /etc/issue")
         tool = False  # where nothing isolates /usr is the host's own, and without root it may be fixed
         if box.info.isolation != "none":
             tool = (await sh(box, "echo tool > /usr/local/bin/made")).exit_code == 0
         frozen = await box.snapshot()
         await out(box, "echo two > /srv/state/f")
-        async with ground.open(image=frozen) as copy:
+        async with fixture.open(image=frozen) as copy:
             check(await out(copy, "cat /srv/state/f") == "one", "a file is not that of the snapshot")
             check(await copy.exists("/usr/local/bin/made") == tool, "a file under /usr is not that of the snapshot")
             check(not await copy.exists("/etc/issue"), "a removed file is back")
@@ -61,62 +61,62 @@ async def snapshot(ground: SandboxFixture) -> None:
 
 
 @case("S3", "opens many from one snapshot that share nothing", needs=("snapshot",))
-async def forks(ground: SandboxFixture) -> None:
-    async with ground.open() as box:
+async def forks(fixture: SandboxFixture) -> None:
+    async with fixture.open() as box:
         await box.write("/srv/base", "base")
         frozen = await box.snapshot()
-    async with ground.open(image=frozen) as one, ground.open(image=frozen) as two:
+    async with fixture.open(image=frozen) as one, fixture.open(image=frozen) as two:
         await one.write("/srv/base", "one")
         check(await two.read_text("/srv/base") == "base", "a sibling sees the change")
-    async with ground.open(image=frozen) as three:
+    async with fixture.open(image=frozen) as three:
         check(await three.read_text("/srv/base") == "base", "the snapshot itself was changed")
 
 
 @case("S4", "takes a snapshot of what came from a snapshot", needs=("snapshot",))
-async def chain(ground: SandboxFixture) -> None:
-    image = ground.spec.image
+async def chain(fixture: SandboxFixture) -> None:
+    image = fixture.spec.image
     for n in range(4):
-        async with ground.open(image=image) as box:
+        async with fixture.open(image=image) as box:
             await box.write(f"/srv/step{n}", str(n))
             image = await box.snapshot()
-    async with ground.open(image=image) as box:
+    async with fixture.open(image=image) as box:
         check(await out(box, "cat /srv/step*") == "0123", "a step is missing")
 
 
 @case("S5", "shows a layer's programs, and one sandbox cannot change them for others", needs=("layers",), timeout=600)
-async def layers(ground: SandboxFixture) -> None:
-    if ground.layer is None:
+async def layers(fixture: SandboxFixture) -> None:
+    if fixture.layer is None:
         raise Skip("no layer was given to try")
     try:
-        layer, program = await ground.layer()
+        layer, program = await fixture.layer()
     except SandboxError as error:
         raise Skip(f"no layer could be built: {error}") from error
-    async with ground.open(layers=(layer,)) as box:
+    async with fixture.open(layers=(layer,)) as box:
         done = await box.exec([program, "--version"], timeout=60)
         check(done.exit_code == 0, f"{program} ended with {done.exit_code}: {done.text[-300:]}")
         await sh(box, f"rm -f {program}")
-    async with ground.open(layers=(layer,)) as box:
+    async with fixture.open(layers=(layer,)) as box:
         check(await box.exists(program), "one sandbox removed a layer's file for all")
 
 
 @case("S6", "shows an allowed host directory, read-only unless asked", needs=("mounts",))
-async def mounts(ground: SandboxFixture) -> None:
-    if ground.mount is None:
+async def mounts(fixture: SandboxFixture) -> None:
+    if fixture.mount is None:
         raise Skip("no host directory was given to mount")
-    Path(ground.mount, "from-host").write_text("seen")
-    async with ground.open(mounts=(Mount(local_dir="/mnt/data", remote_dir=ground.mount),)) as box:
+    Path(fixture.mount, "from-host").write_text("seen")
+    async with fixture.open(mounts=(Mount(local_dir="/mnt/data", remote_dir=fixture.mount),)) as box:
         check(await out(box, "cat /mnt/data/from-host") == "seen", "the host's file is not there")
         check((await sh(box, "echo x > /mnt/data/new")).exit_code != 0, "a read-only mount was written to")
-    writable = Mount(local_dir="/mnt/data", remote_dir=ground.mount, writable=True)
-    async with ground.open(mounts=(writable,)) as box:
+    writable = Mount(local_dir="/mnt/data", remote_dir=fixture.mount, writable=True)
+    async with fixture.open(mounts=(writable,)) as box:
         await out(box, "echo back > /mnt/data/from-sandbox")
-    check(Path(ground.mount, "from-sandbox").read_text() == "back\n", "a write did not reach the host")
+    check(Path(fixture.mount, "from-sandbox").read_text() == "back\n", "a write did not reach the host")
 
 
 @case("S7", "refuses a host directory that is not allowed")
-async def mount_refused(ground: SandboxFixture) -> None:
+async def mount_refused(fixture: SandboxFixture) -> None:
     async def attempt() -> None:
-        async with ground.open(mounts=(Mount(local_dir="/mnt/etc", remote_dir="/etc"),)):
+        async with fixture.open(mounts=(Mount(local_dir="/mnt/etc", remote_dir="/etc"),)):
             pass
 
     await raises(Error, attempt(), "a mount of the host's /etc")

@@ -39,20 +39,20 @@ class SandboxTotals(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxCheck:
-    def __init__(self, ground: SandboxFixture) -> None:
-        self._ground = ground
+    def __init__(self, fixture: SandboxFixture) -> None:
+        self._fixture = fixture
         self._seen: list[CaseOutcome] = []
 
     async def outcomes(self, *, only: str | None = None, slow: bool = False) -> AsyncIterator[CaseOutcome]:
-        async for outcome in check_sandbox(self._ground, only=only, slow=slow):
+        async for outcome in check_sandbox(self._fixture, only=only, slow=slow):
             self._seen.append(outcome)
             yield outcome
 
     def totals(self) -> SandboxTotals:
         count = {result: sum(o.result == result for o in self._seen) for result in ("passed", "skipped", "failed")}
-        can = self._ground.can
+        can = self._fixture.can
         return SandboxTotals(
-            backend=self._ground.backend.name, isolation=can.isolation, **count, outcomes=tuple(self._seen)
+            backend=self._fixture.backend.name, isolation=can.isolation, **count, outcomes=tuple(self._seen)
         )
 
 
@@ -64,7 +64,7 @@ async def examine_backend(name: str, options: Sequence[str] = (), image: str = "
         given_here = {**given, "mounts": [scratch]} if "mounts" in signature(load(GROUP, name)).parameters else given
         async with open_backend(name, **given_here) as backend:
             isolation = backend.capabilities.isolation
-            ground = SandboxFixture(
+            fixture = SandboxFixture(
                 backend=backend,
                 spec=SandboxSpec(
                     image=image, min_isolation=isolation, allow_unsafe=not backend.capabilities.network_none
@@ -74,7 +74,7 @@ async def examine_backend(name: str, options: Sequence[str] = (), image: str = "
                 layer=_layer(backend),
                 mount=_share(scratch) if backend.capabilities.mounts else None,
             )
-            yield SandboxCheck(ground)
+            yield SandboxCheck(fixture)
 
 
 def _layer(backend: Backend) -> Callable[[], Awaitable[tuple[str, str]]] | None:

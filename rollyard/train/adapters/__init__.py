@@ -9,5 +9,5 @@
 
 Four laws hold in all of them. A reward of None leaves the rollout out and is never a zero. A rollout that has a reward and
 no token that can be proved is an error that says why. A baseline is over rollouts, never over rows. Each sampled answer
-trains once; what nobody sampled never does.
+trains once; what was not sampled never does.
 """

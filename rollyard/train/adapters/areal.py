@@ -1,6 +1,6 @@
 """AReaL 1.0: its tensor dict, one per row with a batch dimension of one, as lists (`{k: torch.tensor(v) ...}` makes tensors).
 
-`versions` is -1 on every token nobody sampled for training; AReaL's decoupled loss reads staleness per token from it.
+`versions` is -1 on every token that was not sampled for training; AReaL's decoupled loss reads staleness per token from it.
 """
 
 from __future__ import annotations

@@ -26,15 +26,15 @@ def proxy_trace(rollout: Rollout) -> list[dict[str, Any]]:
     graph = rollout.trajectory
     if graph is None:
         return []
-    asked = {
+    wanted = {
         r.id: {"messages": chat_messages(graph.messages(r.id)), "tools": []}
         for r in graph.records
         if r.leaf is not None
     }
-    trained = {entry["metadata"]["node_id"]: entry for entry in trace_entries(graph, asked)}
+    trained = {entry["metadata"]["node_id"]: entry for entry in trace_entries(graph, wanted)}
     return [
         {
-            **(trained.get(turn.call_id) or _make_untrained(rollout, turn, asked[turn.call_id])),
+            **(trained.get(turn.call_id) or _make_untrained(rollout, turn, wanted[turn.call_id])),
             "completion_tokens": turn.completion_tokens,
             "finish_reason": turn.finish_reason,
             "latency_s": turn.latency_s,
@@ -44,13 +44,13 @@ def proxy_trace(rollout: Rollout) -> list[dict[str, Any]]:
     ]
 
 
-def _make_untrained(rollout: Rollout, turn: Turn, asked: dict[str, Any]) -> dict[str, Any]:
+def _make_untrained(rollout: Rollout, turn: Turn, wanted: dict[str, Any]) -> dict[str, Any]:
     """A call that was answered and trains nowhere: everything that is known of it."""
     graph = rollout.captured
     record, answer, prompt = graph.record(turn.call_id), graph.answer(turn.call_id), graph.prompt_ids(turn.call_id)
     ids, logprobs = turn.completion_ids, turn.logprobs
     return {
-        "request": asked,
+        "request": wanted,
         "response": {
             "choices": [
                 {

@@ -1,6 +1,6 @@
 """prime-rl: `TrainingSample`, everything per token and no line between prompt and completion.
 
-The trainer divides its logits by `temperatures`, so a row whose temperature nobody recorded is refused and not guessed.
+The trainer divides its logits by `temperatures`, so a row without a recorded temperature is refused and not guessed.
 """
 
 from __future__ import annotations

@@ -44,17 +44,17 @@ def _trajectory(rollout: Rollout, answers: list[TrainedCall]) -> dict[str, Any]:
 
 
 def _step(answer: TrainedCall, *, last: bool) -> dict[str, Any]:
-    asked, said = chat_messages(answer.messages), chat_messages((answer.message,))
+    prompt, said = chat_messages(answer.messages), chat_messages((answer.message,))
     known = [version for version in answer.versions if version >= 0]
     return {
         "id": answer.record.id,
-        "input": asked,
+        "input": prompt,
         "output": said[0],
         "reward": (answer.row.reward if last else 0.0),
         "done": last,
         "prompt_ids": list(answer.prompt),
         "response_ids": list(answer.ids),
         "logprobs": list(answer.logprobs),
-        "chat_completions": [*asked, *said],
+        "chat_completions": [*prompt, *said],
         "weight_version": min(known) if known else None,
     }

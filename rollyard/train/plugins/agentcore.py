@@ -17,12 +17,12 @@ Entrypoint = Callable[[dict[str, Any], Any], Awaitable[dict[str, Any]]]
 
 def entrypoint(agent: str, options: Mapping[str, Any] | None = None) -> Entrypoint:
     async def rollout(payload: dict[str, Any], context: Any) -> dict[str, Any]:
-        asked: Mapping[str, Any] = payload.get("_rollout") or {}
-        if not asked.get("base_url"):
+        settings: Mapping[str, Any] = payload.get("_rollout") or {}
+        if not settings.get("base_url"):
             raise ConfigError("the payload names no gateway", hint="_rollout.base_url is the toolkit's gateway")
-        key, model = asked.get("api_key"), str(asked.get("model_id") or "policy")
+        key, model = settings.get("api_key"), str(settings.get("model_id") or "policy")
         task = payload.get("task")
-        done = await run_behind(asked["base_url"], task, agent=agent, model=model, key=key, options=options)
+        done = await run_behind(settings["base_url"], task, agent=agent, model=model, key=key, options=options)
         return {"rewards": [done.reward], "rollout_id": done.id, "stop_reason": done.stop_reason or "end_turn"}
 
     return rollout

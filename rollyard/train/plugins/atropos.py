@@ -60,14 +60,14 @@ class AtroposEnvironment:
 
     async def _register(self) -> int:
         """Its number, once a trainer has started."""
-        asked = {
+        body = {
             "max_token_length": self._longest,
             "desired_name": self._name,
             "weight": 1.0,
             "group_size": self._size,
         }
         while True:
-            answer = await self._ask("POST", "/register-env", asked)
+            answer = await self._ask("POST", "/register-env", body)
             if answer.get("status") == "success":
                 return int(answer["env_id"])
             self._log.info("atropos.waits", api=self._api, answer=str(answer.get("status")))

@@ -9,7 +9,7 @@ does as well, since a column of text survives every dataset format. With `genera
 calls, token by token (the server has `--policy queue#renderer=MODEL`); without it the server asks its own model
 (`--base-url`).
 
-The caller that waits for a rollout answers calls, of any rollout: a server with one queue needs no trainer that is told which
+The caller that waits for a rollout answers calls, of any rollout: a server with one queue needs no trainer that knows which
 are its own.
 """
 
@@ -109,7 +109,7 @@ class ServedRollouts:
             job = await client.submit(attempts=attempts, **{**self._job, **job_fields(task)})
             try:
                 ended = await _wait(client, job["id"], generate)
-            except BaseException:  # cancelled too: nobody reads what its agents would do
+            except BaseException:  # cancelled too: what its agents would do is not read
                 with anyio.CancelScope(shield=True), anyio.move_on_after(_CANCEL_S):
                     await client.cancel(job["id"])
                 raise
@@ -171,5 +171,5 @@ async def _answer(client: RolloutsClient, generate: Generate, calls: Sequence[He
         try:
             await client.reply(call["call_id"], ids=one.ids, logprobs=one.logprobs, version=one.version)
         except RolloutsRefused as error:
-            if error.status != 409:  # its rollout has ended meanwhile: nobody waits for this answer
+            if error.status != 409:  # its rollout has ended meanwhile: this answer is not awaited
                 raise

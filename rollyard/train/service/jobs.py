@@ -79,7 +79,7 @@ class RolloutJobs:
             self._check_callback(request.callback)
         Run(
             tasks, gate=self._gate, store=self._store, config=config, sandbox=self._backend
-        )  # what it refuses is told now
+        )  # what it refuses is reported now
         now, job_id = time.time(), new_id("job")
         text = msgspec.json.encode(request).decode()
         job = RolloutJob(
@@ -192,7 +192,7 @@ def request_of(job: RolloutJob) -> RolloutJobRequest:
 
 
 def sign_key(job: RolloutJob) -> str:
-    """What the job's callback is signed with: made of its owner's key, so that nobody keeps the key itself."""
+    """What the job's callback is signed with: made of its owner's key, so that the key itself is not kept."""
     return msgspec.json.decode(job.body)["sign"]
 
 

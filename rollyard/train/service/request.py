@@ -26,7 +26,7 @@ MAX_RETRIES = 10
 
 class RolloutJobRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """`tasks` are rows as a JSON Lines file has them, or `taskset` names one of the server's. `options` are those of a rollout
-    that a client may set. `callback` is told when the job is over."""
+    that a client may set. `callback` is called when the job is over."""
 
     tasks: list[dict[str, Any]] | None = None
     taskset: str | None = None

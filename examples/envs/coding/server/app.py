@@ -28,25 +28,25 @@ from rollyard.runs.coding_request import CodingOptions
 
 
 def make() -> EnvServer:
-    asked = os.environ.get
-    key = asked("ROLLYARD_ENV_KEY") or None
-    if key is None and asked("ROLLYARD_ENV_OPEN") != "1":
-        raise ConfigError("nobody has a key to this environment", hint="set ROLLYARD_ENV_KEY, or ROLLYARD_ENV_OPEN=1")
-    tasks = tasks_of(asked("ROLLYARD_TASKS") or str(Path(__file__).parents[1] / "tasks.jsonl"))
-    base_url = asked("ROLLYARD_BASE_URL") or None
+    setting = os.environ.get
+    key = setting("ROLLYARD_ENV_KEY") or None
+    if key is None and setting("ROLLYARD_ENV_OPEN") != "1":
+        raise ConfigError("no key is set for this environment", hint="set ROLLYARD_ENV_KEY, or ROLLYARD_ENV_OPEN=1")
+    tasks = tasks_of(setting("ROLLYARD_TASKS") or str(Path(__file__).parents[1] / "tasks.jsonl"))
+    base_url = setting("ROLLYARD_BASE_URL") or None
     options = CodingOptions(
-        agent=asked("ROLLYARD_AGENT") or "shell-agent",
-        sandbox=asked("ROLLYARD_SANDBOX") or "local",
+        agent=setting("ROLLYARD_AGENT") or "shell-agent",
+        sandbox=setting("ROLLYARD_SANDBOX") or "local",
         base_url=base_url,
-        model=asked("ROLLYARD_MODEL") or None,
-        key=asked("ROLLYARD_MODEL_KEY") or None,
+        model=setting("ROLLYARD_MODEL") or None,
+        key=setting("ROLLYARD_MODEL_KEY") or None,
     )
     return EnvServer(
         coding_env(options, tasks, step="call" if base_url is None else "rollout"),
         name="coding",
         key=key,
         splits=splits_of(tasks),
-        limits=EnvLimits(capacity=int(asked("ROLLYARD_CAPACITY") or 8), deadline_s=1800.0),
+        limits=EnvLimits(capacity=int(setting("ROLLYARD_CAPACITY") or 8), deadline_s=1800.0),
     )
 
 
@@ -76,12 +76,12 @@ class Space:
 
 def describe() -> str:
     """How it is set up, and nothing that takes a key."""
-    asked = os.environ.get
+    setting = os.environ.get
     words = {
-        "agent": asked("ROLLYARD_AGENT") or "shell-agent",
-        "sandbox": asked("ROLLYARD_SANDBOX") or "local",
-        "tasks": "tasks of its own" if asked("ROLLYARD_TASKS") else "the tasks that came with it",
-        "key": "needed" if asked("ROLLYARD_ENV_KEY") else "not needed",
+        "agent": setting("ROLLYARD_AGENT") or "shell-agent",
+        "sandbox": setting("ROLLYARD_SANDBOX") or "local",
+        "tasks": "tasks of its own" if setting("ROLLYARD_TASKS") else "the tasks that came with it",
+        "key": "needed" if setting("ROLLYARD_ENV_KEY") else "not needed",
     }
     return PAGE.format_map({name: html.escape(word) for name, word in words.items()})
 

@@ -25,18 +25,18 @@ class Download(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 async def begin_upload(call: ApiCall) -> Response:
-    asked = await body(call.request, Upload)
+    wanted = await body(call.request, Upload)
     url, ends = await call.parts.bundles.upload_url(
-        asked.sha256, asked.size, call.caller.owner, asked.minutes, call.base_url
+        wanted.sha256, wanted.size, call.caller.owner, wanted.minutes, call.base_url
     )
-    there = await call.parts.bundles.has(asked.sha256, call.caller.owner)
+    there = await call.parts.bundles.has(wanted.sha256, call.caller.owner)
     return answer({"url": url, "expires_at": rfc3339(ends), "exists": there})
 
 
 async def begin_download(call: ApiCall) -> Response:
-    asked = await body(call.request, Download)
+    wanted = await body(call.request, Download)
     url, ends = await call.parts.bundles.download_url(
-        call.request.path_params["sha256"], call.caller, asked.minutes, call.base_url
+        call.request.path_params["sha256"], call.caller, wanted.minutes, call.base_url
     )
     return answer({"url": url, "expires_at": rfc3339(ends)})
 

@@ -94,7 +94,7 @@ async def build_output(call: ApiCall) -> Response:
 
 
 async def release_env(call: ApiCall) -> Response:
-    asked = await body(call.request, ReleaseEnv)
+    wanted = await body(call.request, ReleaseEnv)
     return answer(
-        env_json(await call.parts.hub.release(**call.request.path_params, revision=asked.revision, by=call.caller))
+        env_json(await call.parts.hub.release(**call.request.path_params, revision=wanted.revision, by=call.caller))
     )

@@ -56,12 +56,12 @@ class Presign(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 async def create_instance(call: ApiCall) -> Response:
-    asked = await body(call.request, CreateInstance)
-    owner = owner_for(call.caller, asked.owner)
+    wanted = await body(call.request, CreateInstance)
+    owner = owner_for(call.caller, wanted.owner)
     key = call.request.headers.get("idempotency-key")
     if key is not None and not 0 < len(key) <= 200:
         raise PlaneInvalid("an Idempotency-Key has 1 to 200 characters")
-    made = await call.parts.instances.create(asked, owner=owner, caller=call.caller.id, key=key)
+    made = await call.parts.instances.create(wanted, owner=owner, caller=call.caller.id, key=key)
     return answer({**instance_json(made), "token": call.parts.gateway.token(made.id)}, 201)
 
 
@@ -100,10 +100,10 @@ async def get_instance(call: ApiCall) -> Response:
 
 async def link_rollout(call: ApiCall) -> Response:
     own = await _own(call)
-    asked = await body(call.request, RolloutLink)
-    if not 0 < len(asked.rollout_id) <= 200:
+    wanted = await body(call.request, RolloutLink)
+    if not 0 < len(wanted.rollout_id) <= 200:
         raise PlaneInvalid("a rollout's id has 1 to 200 characters")
-    return answer(instance_json(await call.parts.instances.link(own.id, asked.rollout_id)))
+    return answer(instance_json(await call.parts.instances.link(own.id, wanted.rollout_id)))
 
 
 async def delete_instance(call: ApiCall) -> Response:
@@ -113,20 +113,20 @@ async def delete_instance(call: ApiCall) -> Response:
 
 
 async def delete_instances(call: ApiCall) -> Response:
-    asked = await body(call.request, DeleteMany)
+    wanted = await body(call.request, DeleteMany)
     owner = None if call.caller.role == "admin" else call.caller.owner
     ids: list[str] = []
     outcomes: dict[str, str] = {}
-    for instance_id in asked.ids:
+    for instance_id in wanted.ids:
         try:
             check_visible(call.caller, await call.parts.instances.record(instance_id))
             ids.append(instance_id)
         except PlaneNotFound:
             outcomes[instance_id] = "not_found"
-    if asked.run_id is not None or asked.labels:
-        found = call.parts.instances.all(owner=owner, run_id=asked.run_id, labels=asked.labels)
+    if wanted.run_id is not None or wanted.labels:
+        found = call.parts.instances.all(owner=owner, run_id=wanted.run_id, labels=wanted.labels)
         ids += [instance.id async for instance in found]
-    elif not asked.ids:
+    elif not wanted.ids:
         raise PlaneInvalid("say which: ids, run_id or labels")
     return answer({"outcomes": outcomes | await call.parts.instances.delete_many(ids)})
 
@@ -144,8 +144,8 @@ async def heartbeat(call: ApiCall) -> Response:
 
 async def extend(call: ApiCall) -> Response:
     own = await _own(call)
-    asked = await body(call.request, Extend)
-    return answer(instance_json(await call.parts.instances.extend(own.id, asked.ttl_s)))
+    wanted = await body(call.request, Extend)
+    return answer(instance_json(await call.parts.instances.extend(own.id, wanted.ttl_s)))
 
 
 async def pause(call: ApiCall) -> Response:
@@ -165,10 +165,10 @@ async def snapshot(call: ApiCall) -> Response:
 
 async def fork(call: ApiCall) -> Response:
     own = await _own(call)
-    asked = await body(call.request, Fork)
-    if not 1 <= asked.count <= MAX_FORKS:
+    wanted = await body(call.request, Fork)
+    if not 1 <= wanted.count <= MAX_FORKS:
         raise PlaneInvalid(f"count is from 1 to {MAX_FORKS}")
-    made = await call.parts.instances.fork(own.id, asked.count)
+    made = await call.parts.instances.fork(own.id, wanted.count)
     return answer({"items": [{**instance_json(one), "token": call.parts.gateway.token(one.id)} for one in made]}, 201)
 
 
@@ -188,13 +188,13 @@ async def read_logs(call: ApiCall) -> Response:
 
 async def run_program(call: ApiCall) -> Response:
     own = await _own(call)
-    asked = await body(call.request, Exec)
-    if not 0 < asked.timeout_s <= 3600:
+    wanted = await body(call.request, Exec)
+    if not 0 < wanted.timeout_s <= 3600:
         raise PlaneInvalid("timeout_s is above 0 and at most 3600")
     sandbox = await call.parts.instances.sandbox(own.id)
-    stdin = None if asked.stdin_base64 is None else _bytes(asked.stdin_base64)
+    stdin = None if wanted.stdin_base64 is None else _bytes(wanted.stdin_base64)
     done = await sandbox.exec(
-        asked.command, env=asked.env, cwd=asked.cwd, stdin=stdin, timeout=asked.timeout_s, max_output=4 * 2**20
+        wanted.command, env=wanted.env, cwd=wanted.cwd, stdin=stdin, timeout=wanted.timeout_s, max_output=4 * 2**20
     )
     return answer(msgspec.structs.asdict(done))  # bytes become base64
 
@@ -216,8 +216,8 @@ async def write_file(call: ApiCall) -> Response:
 
 async def presign(call: ApiCall) -> Response:
     own = await _own(call)
-    asked = await body(call.request, Presign)
-    url, ends = await call.parts.gateway.presign(own.id, asked.port, asked.minutes, base_url=call.base_url)
+    wanted = await body(call.request, Presign)
+    url, ends = await call.parts.gateway.presign(own.id, wanted.port, wanted.minutes, base_url=call.base_url)
     return answer({"url": url, "expires_at": rfc3339(ends)})
 
 

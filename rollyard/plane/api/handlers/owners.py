@@ -46,8 +46,8 @@ async def get_usage(call: ApiCall) -> Response:
 
 
 async def set_terms(call: ApiCall) -> Response:
-    asked = await body(call.request, OwnerTerms)
-    return answer(await set_owner_terms(call.parts.store, call.request.path_params["owner"], asked))
+    terms = await body(call.request, OwnerTerms)
+    return answer(await set_owner_terms(call.parts.store, call.request.path_params["owner"], terms))
 
 
 async def create_key(call: ApiCall) -> Response:

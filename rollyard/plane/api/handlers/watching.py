@@ -37,8 +37,8 @@ async def stream_changes(call: ApiCall) -> Response:
 
 def choose_owner(request: Request, caller: ApiKey) -> str | None:
     """Whose instances: an admin may name any owner or none, others see their own."""
-    asked = request.query_params.get("owner")
-    return asked if caller.role == "admin" else owner_for(caller, asked)
+    owner = request.query_params.get("owner")
+    return owner if caller.role == "admin" else owner_for(caller, owner)
 
 
 def read_wait(request: Request) -> float:

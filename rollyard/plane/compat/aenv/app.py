@@ -40,16 +40,16 @@ def aenv_apps(plane: PlaneParts, callers: AenvCallers, log: RequestLog, *, publi
 def aenv_sockets(address: str) -> tuple[socket.socket, socket.socket] | None:
     """Both ports at `address`; at the first spare loopback address for `auto`, or None where this machine has none."""
     if address != "auto":
-        return _both(address)
+        return _listen_both(address)
     for spare in _SPARE:
         try:
-            return _both(spare)
+            return _listen_both(spare)
         except CannotListen:
             continue
     return None
 
 
-def _both(address: str) -> tuple[socket.socket, socket.socket]:
+def _listen_both(address: str) -> tuple[socket.socket, socket.socket]:
     control = listen(address, CONTROL_PORT)
     try:
         return control, listen(address, DATA_PORT)

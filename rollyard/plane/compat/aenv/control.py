@@ -87,22 +87,22 @@ class AenvControl:
 
     async def create(self, request: Request) -> Response:
         caller = await self._callers.caller(request, *USERS)
-        asked = _convert(await raw_body(request, MAX_BODY), _Create)
-        if asked.datasource:
+        payload = _convert(await raw_body(request, MAX_BODY), _Create)
+        if payload.datasource:
             raise PlaneUnsupported("datasource is not served here", hint="push an environment with that image")
-        name, _, version = asked.envName.partition("@")
+        name, _, version = payload.envName.partition("@")
         if name and version:
             check_runnable(show_env(caller, await self._hub.get(name, version)))
-        labels = dict(asked.labels or {})
-        if asked.owner:
-            labels[OWNER_LABEL] = asked.owner
+        labels = dict(payload.labels or {})
+        if payload.owner:
+            labels[OWNER_LABEL] = payload.owner
         wanted = CreateInstance(
-            env=asked.envName,
-            ttl_s=seconds(asked.ttl),
+            env=payload.envName,
+            ttl_s=seconds(payload.ttl),
             labels=labels,
-            environment=asked.environment_variables or {},
-            arguments=asked.arguments or (),
-            mount_points=tuple(_mount(mount) for mount in asked.mount_points or ()),
+            environment=payload.environment_variables or {},
+            arguments=payload.arguments or (),
+            mount_points=tuple(_mount(mount) for mount in payload.mount_points or ()),
         )
         made = await self._instances.create(wanted, owner=caller.owner, caller=caller.id)
         return ok(await self._show(made, caller))
@@ -135,9 +135,9 @@ class AenvControl:
 
     async def presign(self, request: Request) -> Response:
         _, own = await self._own(request)
-        asked = _convert(await raw_body(request, MAX_BODY), _Presign)
+        wanted = _convert(await raw_body(request, MAX_BODY), _Presign)
         url, _ = await self._gateway.presign(
-            own.id, asked.port, asked.expiration_time_in_minutes, base_url=self._public_url
+            own.id, wanted.port, wanted.expiration_time_in_minutes, base_url=self._public_url
         )
         return ok({"url": url})
 

@@ -1,7 +1,7 @@
 """The data port: MCP, functions, reward and health of the instance that a request's headers name.
 
 Where a request goes comes from the instance's record. A health question about an instance that is still coming up is held open
-until it is healthy, so nobody pays for a poll: its client gives up on three silent seconds, not on three seconds, and spaces
+until it is healthy, so polling costs nothing: its client gives up on three silent seconds, not on three seconds, and spaces
 before a JSON body harm nothing. What is said in the end is the instance's own answer, never one made up here.
 """
 

@@ -47,7 +47,7 @@ class Accounts:
             self._added = True
 
     def as_user(self, name: str | None) -> str | None:
-        """What a backend is told: None is the sandbox's own user."""
+        """The user to give to a backend: None is the sandbox's own."""
         wanted = name or self._user or DEFAULT_USER
         if wanted == "root" or not self._many:
             if wanted not in ("root", DEFAULT_USER):
@@ -71,7 +71,7 @@ class Accounts:
         return self._homes[wanted]
 
     async def workdir(self, name: str | None) -> str:
-        """Where a program starts that is told nothing: the template's directory, else the user's home."""
+        """Where a program starts by default: the template's directory, else the user's home."""
         return self._workdir or await self.home(name)
 
     async def path(self, text: str, name: str | None) -> str:

@@ -79,13 +79,13 @@ class E2bControl:
 
     async def connect(self, request: Request, caller: ApiKey) -> Response:
         """A running one again, whose time is made longer, never shorter; a paused one woken, for as long as was asked."""
-        asked = await read_json(request)
+        fields = await read_json(request)
         seen = await self._boxes.view(caller, request.path_params["id"])
         if seen.state == "paused":
             await self._boxes.resume(caller, seen.id)
         box = await self._boxes.find(seen.id)
-        if asked.get("timeout") and box.sandbox.capabilities.extend:
-            seconds = _seconds(asked["timeout"])
+        if fields.get("timeout") and box.sandbox.capabilities.extend:
+            seconds = _seconds(fields["timeout"])
             ends_before = seen.expires_at is None or seen.expires_at < self._boxes.clock() + seconds
             if ends_before or seen.state == "paused":
                 await self._boxes.extend(caller, seen.id, seconds)
@@ -129,57 +129,57 @@ class E2bControl:
         ids = [one for part in request.query_params.getlist("sandbox_ids") for one in part.split(",") if one]
         if not 1 <= len(ids) <= _MOST_MEASURED:
             raise E2bRefusal("invalid_argument", f"sandbox_ids are 1 to {_MOST_MEASURED} names")
-        told: dict[str, Any] = {}
+        metrics: dict[str, Any] = {}
         for sandbox_id in dict.fromkeys(ids):
             with contextlib.suppress(SandboxGone):
                 seen = await self._boxes.view(caller, sandbox_id)
                 if found := await self._measure(seen):
-                    told[sandbox_id] = show_metric(found[-1], seen.resources)
-        return JSONResponse({"sandboxes": told})
+                    metrics[sandbox_id] = show_metric(found[-1], seen.resources)
+        return JSONResponse({"sandboxes": metrics})
 
     async def delete(self, request: Request, caller: ApiKey) -> Response:
         await self._boxes.kill(caller, request.path_params["id"])
         return Response(status_code=204)
 
     async def timeout(self, request: Request, caller: ApiKey) -> Response:
-        asked = await read_json(request)
-        await self._boxes.extend(caller, request.path_params["id"], _seconds(asked.get("timeout")))
+        fields = await read_json(request)
+        await self._boxes.extend(caller, request.path_params["id"], _seconds(fields.get("timeout")))
         return Response(status_code=204)
 
     async def refresh(self, request: Request, caller: ApiKey) -> Response:
-        asked = await read_json(request)
-        await self._boxes.extend(caller, request.path_params["id"], _seconds(asked.get("duration") or 300))
+        fields = await read_json(request)
+        await self._boxes.extend(caller, request.path_params["id"], _seconds(fields.get("duration") or 300))
         return Response(status_code=204)
 
     async def set_network(self, request: Request, caller: ApiKey) -> Response:
         """Other hosts for a sandbox that was made with a list of them; what is left out is cleared."""
-        asked = await read_json(request)
+        fields = await read_json(request)
         box = await self._boxes.find((await self._boxes.view(caller, request.path_params["id"])).id)
         refused = [
-            name for name in asked if name not in ("allowOut", "denyOut", "allow_internet_access") and asked[name]
+            name for name in fields if name not in ("allowOut", "denyOut", "allow_internet_access") and fields[name]
         ]
-        refused += check_egress(asked)
-        closed = bool(asked.get("denyOut")) or asked.get("allow_internet_access") is False
+        refused += check_egress(fields)
+        closed = bool(fields.get("denyOut")) or fields.get("allow_internet_access") is False
         if not closed:
             refused.append("a network that is open but for a list")
         if box.sandbox.egress is None:
             refused.append("another network for a sandbox that was created without allow_out, or before a restart,")
         if refused or box.sandbox.egress is None:
             raise E2bRefusal("unimplemented", f"{refused[0]} is not served here", 400)
-        box.sandbox.egress.allow([str(host) for host in asked.get("allowOut") or ()])
+        box.sandbox.egress.allow([str(host) for host in fields.get("allowOut") or ()])
         return Response(status_code=204)
 
     async def pause(self, request: Request, caller: ApiKey) -> Response:
-        asked = await read_json(request)
+        fields = await read_json(request)
         seen = await self._boxes.view(caller, request.path_params["id"])
         if seen.state == "paused":
             raise E2bRefusal("already_exists", "the sandbox is paused already")
-        await self._boxes.pause(caller, seen.id, memory=asked.get("memory") is not False)
+        await self._boxes.pause(caller, seen.id, memory=fields.get("memory") is not False)
         return Response(status_code=204)
 
     async def snapshot(self, request: Request, caller: ApiKey) -> Response:
         """The files are kept, and memory is not."""
-        asked = await read_json(request)
+        fields = await read_json(request)
         box = await self._boxes.find((await self._boxes.view(caller, request.path_params["id"])).id)
         origin = await self._boxes.templates.of_image(box.image)
         kept = TemplateBuild(
@@ -197,24 +197,24 @@ class E2bControl:
                 origin.workdir,
                 origin.resources,
             )
-        name = asked.get("name") or ""
+        name = fields.get("name") or ""
         template, tag = await self._boxes.templates.add_snapshot(caller.owner, str(name), box.id, kept)
         return JSONResponse(show_snapshot(template, tag), 201)
 
     async def fork(self, request: Request, caller: ApiKey) -> Response:
-        asked = await read_json(request)
-        count = asked.get("count", 1)
+        fields = await read_json(request)
+        count = fields.get("count", 1)
         if not isinstance(count, int) or not 1 <= count <= MOST_FORKS:
             raise E2bRefusal("invalid_argument", f"count is from 1 to {MOST_FORKS}")
-        seconds = _seconds(asked.get("timeout") or 300)
+        seconds = _seconds(fields.get("timeout") or 300)
         outcomes = await self._boxes.fork(caller, request.path_params["id"], seconds, count)
         return JSONResponse([self._outcome(one) for one in outcomes], 201)
 
     def _outcome(self, outcome: E2bSandbox | Error) -> dict[str, Any]:
         if isinstance(outcome, E2bSandbox):
             return {"sandbox": show_made(outcome, self._boxes.tokens)}
-        told = explain(outcome)
-        return {"error": {"code": told.status, "message": told.message}}
+        refusal = explain(outcome)
+        return {"error": {"code": refusal.status, "message": refusal.message}}
 
 
 def _is_young_enough(request: Request, created_at: float) -> bool:

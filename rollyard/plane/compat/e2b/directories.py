@@ -29,8 +29,8 @@ _DEEPEST = 1000
 Method = Callable[[E2bSandbox, Mapping[str, Any], str | None], Awaitable[dict[str, Any]]]
 
 
-async def stat(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
-    return {"entry": await look(box, await _path(box, asked, "path", user), user)}
+async def stat(box: E2bSandbox, request: Mapping[str, Any], user: str | None) -> dict[str, Any]:
+    return {"entry": await look(box, await _path(box, request, "path", user), user)}
 
 
 async def look(box: E2bSandbox, path: str, user: str | None) -> dict[str, Any]:
@@ -39,32 +39,32 @@ async def look(box: E2bSandbox, path: str, user: str | None) -> dict[str, Any]:
     return entry
 
 
-async def list_dir(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
-    depth = int(asked.get("depth") or 1)
+async def list_dir(box: E2bSandbox, request: Mapping[str, Any], user: str | None) -> dict[str, Any]:
+    depth = int(request.get("depth") or 1)
     if not 1 <= depth <= _DEEPEST:
         raise E2bRefusal("invalid_argument", "depth should be at least one")
-    place = await _path(box, asked, "path", user)
+    place = await _path(box, request, "path", user)
     found = _entries(box, await run_script(box, user, _LIST + GET, place, str(depth), SOURCE))
     return {"entries": sorted(found, key=lambda entry: entry["path"])}
 
 
-async def make_dir(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
-    path = await _path(box, asked, "path", user)
+async def make_dir(box: E2bSandbox, request: Mapping[str, Any], user: str | None) -> dict[str, Any]:
+    path = await _path(box, request, "path", user)
     if await box.sandbox.exists(path):
         raise E2bRefusal("already_exists", f"{path} exists")
     await box.sandbox.mkdir(path, user=box.accounts.as_user(user))
     return {"entry": await look(box, path, user)}
 
 
-async def move(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
-    source, target = await _path(box, asked, "source", user), await _path(box, asked, "destination", user)
+async def move(box: E2bSandbox, request: Mapping[str, Any], user: str | None) -> dict[str, Any]:
+    source, target = await _path(box, request, "source", user), await _path(box, request, "destination", user)
     await run_script(box, user, _MOVE, source, target)
     return {"entry": await look(box, target, user)}
 
 
-async def remove(box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
+async def remove(box: E2bSandbox, request: Mapping[str, Any], user: str | None) -> dict[str, Any]:
     try:
-        await box.sandbox.remove(await _path(box, asked, "path", user))
+        await box.sandbox.remove(await _path(box, request, "path", user))
     except PathError as error:
         if error.errno_name != "ENOENT":
             raise
@@ -83,8 +83,8 @@ async def run_script(box: E2bSandbox, user: str | None, script: str, path: str, 
 
 
 def _entries(box: E2bSandbox, raw: bytes) -> list[dict[str, Any]]:
-    told, metadata = split_metadata(box, raw)
-    words = [word.decode("utf-8", "surrogateescape") for word in told.split(b"\0")[:-1]]
+    lines, metadata = split_metadata(box, raw)
+    words = [word.decode("utf-8", "surrogateescape") for word in lines.split(b"\0")[:-1]]
     found = [_entry(words[at : at + 9]) for at in range(0, len(words), 9)]
     return [{**one, "metadata": metadata[one["path"]]} if one["path"] in metadata else one for one in found]
 
@@ -109,8 +109,8 @@ def _entry(words: list[str]) -> dict[str, Any]:
     return entry
 
 
-async def _path(box: E2bSandbox, asked: Mapping[str, Any], field: str, user: str | None) -> str:
-    value = asked.get(field)
+async def _path(box: E2bSandbox, request: Mapping[str, Any], field: str, user: str | None) -> str:
+    value = request.get(field)
     if not isinstance(value, str) or not value:
         raise E2bRefusal("invalid_argument", f"{field} is required")
     return await box.accounts.path(value, user)

@@ -116,46 +116,46 @@ class Envd:
             return Response(status_code=400)
         except (Error, E2bRefusal) as error:
             return rest(error)
-        told = {"metadata": metadata} if metadata else {}
+        extra = {"metadata": metadata} if metadata else {}
         return JSONResponse(
-            [{"name": path.rpartition("/")[2], "type": "file", "path": path, **told} for path in written]
+            [{"name": path.rpartition("/")[2], "type": "file", "path": path, **extra} for path in written]
         )
 
     async def start(self, request: Request) -> Response:
-        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Events:
+        async def begin(box: E2bSandbox, fields: dict[str, Any]) -> Events:
             millis = request.headers.get("connect-timeout-ms", "")
             deadline = int(millis) / 1000 if millis.isdigit() and int(millis) else None
-            return _of_a_program(box, await box.processes.start(asked, user=user_of(request), deadline=deadline))
+            return _of_a_program(box, await box.processes.start(fields, user=user_of(request), deadline=deadline))
 
         return await self._stream(request, begin)
 
     async def rejoin(self, request: Request) -> Response:
-        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Events:
-            return _of_a_program(box, await box.processes.select(asked))
+        async def begin(box: E2bSandbox, fields: dict[str, Any]) -> Events:
+            return _of_a_program(box, await box.processes.select(fields))
 
         return await self._stream(request, begin)
 
     async def watch(self, request: Request) -> Response:
         """The events themselves are the messages, where a program's are in a field."""
 
-        async def begin(box: E2bSandbox, asked: dict[str, Any]) -> Events:
-            watcher = DirectoryWatcher(box, asked, user_of(request))
+        async def begin(box: E2bSandbox, fields: dict[str, Any]) -> Events:
+            watcher = DirectoryWatcher(box, fields, user_of(request))
             await watcher.begin()
             return watcher.stream
 
         return await self._stream(request, begin)
 
-    async def _filesystem(self, request: Request, box: E2bSandbox, asked: dict[str, Any]) -> dict[str, Any]:
+    async def _filesystem(self, request: Request, box: E2bSandbox, fields: dict[str, Any]) -> dict[str, Any]:
         method, user = request.path_params["method"], user_of(request)
         if method in METHODS:
-            return await METHODS[method](box, asked, user)
+            return await METHODS[method](box, fields, user)
         watchers = self._watchers.setdefault(box, Watchers())
         if method == "CreateWatcher":
-            return await watchers.create(box, asked, user)
+            return await watchers.create(box, fields, user)
         if method == "GetWatcherEvents":
-            return await watchers.events(asked)
+            return await watchers.events(fields)
         if method == "RemoveWatcher":
-            return watchers.remove(asked)
+            return watchers.remove(fields)
         raise E2bRefusal("unimplemented", f"filesystem.Filesystem/{method} is not served here")
 
     async def _stream(
@@ -187,8 +187,8 @@ class Envd:
         async def answer(request: Request) -> Response:
             try:
                 box = await self._box(request)
-                asked = msgspec.json.decode(await _whole(request) or b"{}", type=dict[str, Any])
-                return JSONResponse(await serve(request, box, asked))
+                fields = msgspec.json.decode(await _whole(request) or b"{}", type=dict[str, Any])
+                return JSONResponse(await serve(request, box, fields))
             except (*BAD_JSON, binascii.Error) as error:
                 return connect(E2bRefusal("invalid_argument", f"not a request: {error}"))
             except (Error, E2bRefusal) as error:
@@ -213,18 +213,18 @@ def _sandbox_id(request: Request, tokens: SandboxTokens) -> str:
     return said or tokens.id_in(request.headers.get("x-access-token", ""))
 
 
-async def _process(request: Request, box: E2bSandbox, asked: dict[str, Any]) -> dict[str, Any]:
+async def _process(request: Request, box: E2bSandbox, fields: dict[str, Any]) -> dict[str, Any]:
     method = request.path_params["method"]
     if method == "List":
         return {"processes": await box.processes.list()}
     if method == "SendSignal":
-        await box.processes.signal(asked)
+        await box.processes.signal(fields)
     elif method == "SendInput":
-        await box.processes.feed(asked)
+        await box.processes.feed(fields)
     elif method == "Update":
-        await box.processes.resize(asked)
+        await box.processes.resize(fields)
     elif method == "CloseStdin":
-        await (await box.processes.select(asked, running=True)).job.close_stdin()
+        await (await box.processes.select(fields, running=True)).job.close_stdin()
     else:
         raise E2bRefusal("unimplemented", f"process.Process/{method} is not served here")
     return {}

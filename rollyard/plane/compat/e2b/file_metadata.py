@@ -53,7 +53,7 @@ async def set_metadata(box: E2bSandbox, path: str, metadata: Mapping[str, str], 
 
 def split_metadata(box: E2bSandbox, raw: bytes) -> tuple[bytes, dict[str, dict[str, str]]]:
     """What a script said before `GET`, and the metadata by path."""
-    told, _, found = raw.rpartition(_MARK)
+    text, _, found = raw.rpartition(_MARK)
     by_path: dict[str, dict[str, str]] = json.loads(found or b"{}")
     box.has_metadata = box.has_metadata or bool(by_path)
-    return told, {posixpath.normpath(path): metadata for path, metadata in by_path.items()}
+    return text, {posixpath.normpath(path): metadata for path, metadata in by_path.items()}

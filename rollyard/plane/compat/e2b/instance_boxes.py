@@ -82,8 +82,8 @@ class InstanceBoxes:
             raise PlaneForbidden("a key of role agent may not do this", hint="use a trainer's")
         return found
 
-    async def create(self, caller: ApiKey, asked: Mapping[str, Any], idempotency_key: str | None) -> E2bSandbox:
-        wanted = read_create(asked)
+    async def create(self, caller: ApiKey, fields: Mapping[str, Any], idempotency_key: str | None) -> E2bSandbox:
+        wanted = read_create(fields)
         build = None if wanted.template == BASE else await self.templates.ready(caller.owner, wanted.template)
         return await self._make(caller, _to_request(wanted, build, None), build, idempotency_key)
 
@@ -107,9 +107,9 @@ class InstanceBoxes:
 
     async def open_build(self, build: TemplateBuild, base: str, seconds: float) -> E2bSandbox:
         hosts = self.builds.hosts
-        asked = E2bCreate(template=base, seconds=seconds, metadata={}, env={}, internet=None, hosts=hosts)
+        options = E2bCreate(template=base, seconds=seconds, metadata={}, env={}, internet=None, hosts=hosts)
         origin = None if base == BASE else await self.templates.ready(build.owner, base)
-        wanted = _to_request(asked, origin, build.resources)
+        wanted = _to_request(options, origin, build.resources)
         made = await self._instances.create(wanted, owner=build.owner, caller=build.key_id)
         build.sandbox = made.id
         return await self._box(made)
@@ -259,25 +259,25 @@ class InstanceBoxes:
         return outcomes
 
 
-def _to_request(asked: E2bCreate, build: TemplateBuild | None, resources: Resources | None) -> CreateInstance:
-    if build is None and is_path(asked.template):
+def _to_request(wanted: E2bCreate, build: TemplateBuild | None, resources: Resources | None) -> CreateInstance:
+    if build is None and is_path(wanted.template):
         raise E2bRefusal(
-            "not_found", f"template '{asked.template}' not found: an image has a name, and no path of this server", 404
+            "not_found", f"template '{wanted.template}' not found: an image has a name, and no path of this server", 404
         )
-    env = asked.template if "@" in asked.template and build is None else None
-    image = "host" if asked.template == BASE else build.image if build is not None else asked.template
+    env = wanted.template if "@" in wanted.template and build is None else None
+    image = "host" if wanted.template == BASE else build.image if build is not None else wanted.template
     resources = resources or (build.resources if build is not None else None)
     return CreateInstance(
         env=env,
         image=None if env else image,
-        ttl_s=asked.seconds,
-        labels=asked.metadata,
-        environment={**(build.env if build is not None else {}), **asked.env},
+        ttl_s=wanted.seconds,
+        labels=wanted.metadata,
+        environment={**(build.env if build is not None else {}), **wanted.env},
         resources=None if resources == Resources() else resources,
-        network="allowlist" if asked.hosts else "none" if asked.internet is False else None,
-        allowed_hosts=asked.hosts,
-        on_timeout=asked.on_timeout,
-        auto_resume=asked.auto_resume,
+        network="allowlist" if wanted.hosts else "none" if wanted.internet is False else None,
+        allowed_hosts=wanted.hosts,
+        on_timeout=wanted.on_timeout,
+        auto_resume=wanted.auto_resume,
     )
 
 

@@ -165,11 +165,11 @@ class Processes:
         if not note.cancelled() and (error := note.exception()) is not None:
             _log.warning("a program's record was not changed", cause=str(error))
 
-    async def start(self, asked: Mapping[str, Any], *, user: str | None, deadline: float | None) -> Process:
-        config: Mapping[str, Any] = asked.get("process") or {}
+    async def start(self, request: Mapping[str, Any], *, user: str | None, deadline: float | None) -> Process:
+        config: Mapping[str, Any] = request.get("process") or {}
         if not config.get("cmd"):
             raise E2bRefusal("invalid_argument", "process.cmd is required")
-        argv, terminal = [config["cmd"], *config.get("args", ())], asked.get("pty")
+        argv, terminal = [config["cmd"], *config.get("args", ())], request.get("pty")
         if terminal:
             argv = await self._in_terminal(argv, _size(terminal))
         home = await self._accounts.home(user)
@@ -177,7 +177,7 @@ class Processes:
         program = E2bProgram(
             job_id=new_id("job"),
             config=config,
-            tag=asked.get("tag"),
+            tag=request.get("tag"),
             terminal=bool(terminal),
             deadline=None if deadline is None else time.time() + deadline,
         )
@@ -189,7 +189,7 @@ class Processes:
                 env={**who, **self._env, **(config.get("envs") or {})},
                 cwd=await self._accounts.path(cwd, user) if cwd else await self._accounts.workdir(user),
                 user=self._accounts.as_user(user),
-                stdin=bool(terminal or asked.get("stdin", True)) and self._sandbox.capabilities.stdin,
+                stdin=bool(terminal or request.get("stdin", True)) and self._sandbox.capabilities.stdin,
                 job_id=program.job_id,
             )
         except BaseException as error:  # cancelled too: a number without a program goes back
@@ -199,7 +199,7 @@ class Processes:
                 raise E2bRefusal("invalid_argument", str(error)) from error
             raise
         process = self._meet(Process(pid, job, config, program.tag, deadline, terminal=program.terminal))
-        if asked.get("stdin") is False and not terminal:
+        if request.get("stdin") is False and not terminal:
             await job.close_stdin()
         return process
 
@@ -213,12 +213,12 @@ class Processes:
         source = resources.files("rollyard.inside").joinpath("terminal.py").read_text()
         return [found.stdout.decode().strip(), "-c", source, str(size[0]), str(size[1]), *argv]
 
-    async def resize(self, asked: Mapping[str, Any]) -> None:
-        process = await self.select(asked, running=True)
-        if asked.get("pty"):
+    async def resize(self, request: Mapping[str, Any]) -> None:
+        process = await self.select(request, running=True)
+        if request.get("pty"):
             if not process.terminal:
                 raise E2bRefusal("invalid_argument", f"process {process.pid} has no terminal")
-            await process.job.write(_frame(b"r", struct.pack(">HH", *_size(asked["pty"]))))
+            await process.job.write(_frame(b"r", struct.pack(">HH", *_size(request["pty"]))))
 
     def _forget_later(self, pid: int) -> None:
         asyncio.get_running_loop().call_later(_KEPT_S, self._forget, pid)
@@ -227,8 +227,8 @@ class Processes:
         if self._by_pid.pop(pid, None) is not None and self._kept is not None:
             self._in_background(self._kept.drop(pid))
 
-    async def select(self, asked: Mapping[str, Any], *, running: bool = False) -> Process:
-        selector: Mapping[str, Any] = asked.get("process") or {}
+    async def select(self, request: Mapping[str, Any], *, running: bool = False) -> Process:
+        selector: Mapping[str, Any] = request.get("process") or {}
         if (found := self._select(selector, running)) is None:
             await self._find_others()
             found = self._select(selector, running)
@@ -251,15 +251,15 @@ class Processes:
             if not process.over.done() and await process.job.poll() is None
         ]
 
-    async def signal(self, asked: Mapping[str, Any]) -> None:
-        process = await self.select(asked, running=True)
-        if asked.get("signal") not in ("SIGNAL_SIGKILL", 9):
-            raise E2bRefusal("unimplemented", f"only SIGNAL_SIGKILL is served, not {asked.get('signal')!r}")
+    async def signal(self, request: Mapping[str, Any]) -> None:
+        process = await self.select(request, running=True)
+        if request.get("signal") not in ("SIGNAL_SIGKILL", 9):
+            raise E2bRefusal("unimplemented", f"only SIGNAL_SIGKILL is served, not {request.get('signal')!r}")
         await process.job.kill()
 
-    async def feed(self, asked: Mapping[str, Any]) -> None:
-        process = await self.select(asked, running=True)
-        given: Mapping[str, str] = asked.get("input") or {}
+    async def feed(self, request: Mapping[str, Any]) -> None:
+        process = await self.select(request, running=True)
+        given: Mapping[str, str] = request.get("input") or {}
         data = base64.b64decode(given.get("stdin") or given.get("pty") or "")
         await process.job.write(_frame(b"i", data) if process.terminal else data)
 

@@ -36,7 +36,7 @@ class KeptPrograms:
         return [(int(one.record.name), one.value) for one in await self._shelf.list(self._instance_id)]
 
     async def note(self, pid: int, offsets: Mapping[str, int]) -> None:
-        """What was read of it. Nobody minds when another wrote meanwhile, or when it is gone."""
+        """What was read of it. It does no harm if another replica wrote meanwhile, or if it is gone."""
         kept = await self._shelf.get(self._instance_id, _name(pid))
         if kept is not None:
             await self._shelf.write(self._shelf.change(kept, replace(kept.value, offsets=dict(offsets))))

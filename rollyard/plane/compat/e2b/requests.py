@@ -51,10 +51,10 @@ def one_page(request: Request, found: Sequence[dict[str, Any]], key: str) -> JSO
     query = request.query_params
     after = _cursor(query.get("nextToken"))
     start = next((at + 1 for at, one in enumerate(found) if one[key] == after), 0) if after else 0
-    asked = query.get("limit") or str(_PAGE)
-    if not asked.isdigit() or len(asked) > 9:
+    number = query.get("limit") or str(_PAGE)
+    if not number.isdigit() or len(number) > 9:
         raise E2bRefusal("invalid_argument", "limit is not a number")
-    limit = max(1, min(_PAGE, int(asked)))
+    limit = max(1, min(_PAGE, int(number)))
     page = found[start : start + limit]
     headers: dict[str, str] = {}
     if start + limit < len(found):

@@ -58,15 +58,15 @@ class TemplateApi:
         ]
 
     async def request_build(self, request: Request, caller: ApiKey) -> Response:
-        asked = await read_json(request)
-        for name in asked:
-            if name not in _REQUEST and asked[name]:
+        fields = await read_json(request)
+        for name in fields:
+            if name not in _REQUEST and fields[name]:
                 raise E2bRefusal("unimplemented", f"{name} is not served here", 400)
-        text, tags = asked.get("name") or asked.get("alias"), asked.get("tags") or []
+        text, tags = fields.get("name") or fields.get("alias"), fields.get("tags") or []
         if not isinstance(text, str):
             raise E2bRefusal("invalid_argument", "name is required")
         given = read_tags(tags, text.partition(":")[0]) if tags else []
-        template, build = await self._templates.begin(caller.owner, text, given, read_resources(asked))
+        template, build = await self._templates.begin(caller.owner, text, given, read_resources(fields))
         pointing = [tag for tag, build_id in template.tags.items() if build_id == build.id]
         body = {
             "templateID": template.id,
@@ -189,24 +189,24 @@ class TemplateApi:
         return JSONResponse(shown)
 
     async def assign_tags(self, request: Request, caller: ApiKey) -> Response:
-        asked = await read_json(request)
-        target = str(asked.get("target") or "")
+        fields = await read_json(request)
+        target = str(fields.get("target") or "")
         found = await self._templates.find(caller.owner, target)
         build_id = found[0].tags.get(found[1]) if found is not None else None
         if found is None or build_id is None:
             raise E2bRefusal("not_found", f"there is no template {target}")
         template = found[0]
-        tags = read_tags(asked.get("tags"), template.name)
+        tags = read_tags(fields.get("tags"), template.name)
         await self._templates.point(template, tags, build_id)
         return JSONResponse({"tags": tags, "buildID": build_id}, 201)
 
     async def remove_tags(self, request: Request, caller: ApiKey) -> Response:
-        asked = await read_json(request)
-        found = await self._templates.find(caller.owner, str(asked.get("name") or ""))
+        fields = await read_json(request)
+        found = await self._templates.find(caller.owner, str(fields.get("name") or ""))
         if found is None:
-            raise E2bRefusal("not_found", f"there is no template {asked.get('name')}")
+            raise E2bRefusal("not_found", f"there is no template {fields.get('name')}")
         template = found[0]
-        await self._templates.unpoint(template, read_tags(asked.get("tags"), template.name))
+        await self._templates.unpoint(template, read_tags(fields.get("tags"), template.name))
         return Response(status_code=204)
 
     async def _own(self, request: Request, caller: ApiKey) -> tuple[Template, str]:
@@ -242,5 +242,5 @@ def _show(template: Template, builds: Sequence[TemplateBuild]) -> dict[str, Any]
 
 def _show_size(build: TemplateBuild) -> Mapping[str, int]:
     """Limits that were not asked for are shown as 1 CPU and 0: the engine's own."""
-    asked = build.resources
-    return {"cpuCount": round(asked.cpus or 1), "memoryMB": asked.memory_mb or 0, "diskSizeMB": asked.disk_mb or 0}
+    fields = build.resources
+    return {"cpuCount": round(fields.cpus or 1), "memoryMB": fields.memory_mb or 0, "diskSizeMB": fields.disk_mb or 0}

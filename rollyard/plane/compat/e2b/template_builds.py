@@ -70,13 +70,13 @@ class TemplateBuilder:
             await self._take_up(kept)
         return kept.value
 
-    async def start(self, caller: ApiKey, kept: ShelfItem[TemplateBuild], asked: Mapping[str, Any]) -> None:
+    async def start(self, caller: ApiKey, kept: ShelfItem[TemplateBuild], fields: Mapping[str, Any]) -> None:
         build = kept.value
-        for name in asked:
-            if name not in _BODY and asked[name]:
+        for name in fields:
+            if name not in _BODY and fields[name]:
                 raise E2bRefusal("unimplemented", f"{name} is not served here", 400)
         if build.state == "waiting":
-            build.state, build.asked, build.key_id = "building", dict(asked), caller.id
+            build.state, build.asked, build.key_id = "building", dict(fields), caller.id
             if await self._take_up(kept):
                 return
         raise E2bRefusal("already_exists", f"build {build.id} was started before", 409)
@@ -123,7 +123,7 @@ class TemplateBuilder:
             build.error = str(getattr(error, "message", error)) or f"not built within {BUILD_S:g} s"
             build.state = "error"
             build.lines.append(BuildLine(at=time.time(), message=build.error, level="error", step=build.failed_step))
-        except Exception as error:  # noqa: BLE001 - the client that waits for the build is told; the cause is the operator's
+        except Exception as error:  # noqa: BLE001 - the client that waits for the build gets the error; the cause is the operator's
             self._log.exception("template.build_failed", build=build.id)
             build.error, build.state = f"the server failed: {type(error).__name__}", "error"
 
@@ -163,8 +163,8 @@ class _BuildRun:
     def say(self, message: str, step: str | None = None) -> None:
         self.build.lines.append(BuildLine(at=time.time(), message=message, step=step))
 
-    async def step(self, asked: Mapping[str, Any], number: int) -> None:
-        kind, args = str(asked.get("type")), [str(one) for one in asked.get("args") or ()]
+    async def step(self, fields: Mapping[str, Any], number: int) -> None:
+        kind, args = str(fields.get("type")), [str(one) for one in fields.get("args") or ()]
         self.say(f"[{number}] {kind} {' '.join(args)}"[:_TAIL], str(number))
         if kind == "RUN" and args:
             await self.run(args[0], args[1] if len(args) > 1 and args[1] else self.user, number)
@@ -177,7 +177,7 @@ class _BuildRun:
             await self.box.accounts.home(args[0])
             self.user = args[0]
         elif kind == "COPY" and len(args) >= 2:
-            await self.copy(args, str(asked.get("filesHash") or ""))
+            await self.copy(args, str(fields.get("filesHash") or ""))
         else:
             raise E2bRefusal("unimplemented", f"step {number}: {kind} with {len(args)} arguments is not served here")
 
@@ -195,8 +195,8 @@ class _BuildRun:
                 timeout=BUILD_S,
             )
         except E2bRefusal as error:
-            told = f"failed to run command '{command}': command failed: {error.code}: {error.message}"
-            raise E2bRefusal(error.code, told) from error
+            message = f"failed to run command '{command}': command failed: {error.code}: {error.message}"
+            raise E2bRefusal(error.code, message) from error
         lines = done.text.splitlines()
         for line in lines[:_LINES]:
             self.say(line, str(number))
@@ -227,24 +227,24 @@ class _BuildRun:
         if not done.ok:
             raise E2bRefusal("invalid_argument", f"COPY {source} {target}: {done.text[-_TAIL:].strip()}")
 
-    async def settle(self, asked: Mapping[str, Any]) -> None:
+    async def settle(self, fields: Mapping[str, Any]) -> None:
         """How programs of the template start; its start command is proved here."""
         build = self.build
         build.env, build.user, build.workdir = self.env, self.user, self.workdir or None
-        build.start, build.ready = asked.get("startCmd") or build.start, asked.get("readyCmd") or build.ready
+        build.start, build.ready = fields.get("startCmd") or build.start, fields.get("readyCmd") or build.ready
         await run_start(self.box, build)
 
 
-def read_resources(asked: Mapping[str, Any]) -> Resources:
-    cpus, memory = asked.get("cpuCount"), asked.get("memoryMB")
+def read_resources(fields: Mapping[str, Any]) -> Resources:
+    cpus, memory = fields.get("cpuCount"), fields.get("memoryMB")
     for name, value in (("cpuCount", cpus), ("memoryMB", memory)):
         if value is not None and (not isinstance(value, int) or value <= 0):
             raise E2bRefusal("invalid_argument", f"{name} is a positive number")
     return Resources(cpus=cpus, memory_mb=memory)
 
 
-def _base_of(asked: Mapping[str, Any]) -> str:
-    image, template = asked.get("fromImage"), asked.get("fromTemplate")
+def _base_of(fields: Mapping[str, Any]) -> str:
+    image, template = fields.get("fromImage"), fields.get("fromTemplate")
     if bool(image) == bool(template):
         raise E2bRefusal("invalid_argument", "a template is built from one of fromImage and fromTemplate")
     if isinstance(image, str) and image.partition(":")[0] == _VENDOR_BASE:

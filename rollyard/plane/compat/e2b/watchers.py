@@ -36,8 +36,8 @@ class _Seen(NamedTuple):
 class DirectoryWatcher:
     """`user` is whose eyes it looks with; `begin` once before the first look."""
 
-    def __init__(self, box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> None:
-        self._box, self._user, self._asked = box, user, asked
+    def __init__(self, box: E2bSandbox, request: Mapping[str, Any], user: str | None) -> None:
+        self._box, self._user, self._asked = box, user, request
         self._path = ""
         self._before: dict[str, _Seen] = {}
 
@@ -95,24 +95,24 @@ class Watchers:
     def __init__(self) -> None:
         self._by_id: dict[str, DirectoryWatcher] = {}
 
-    async def create(self, box: E2bSandbox, asked: Mapping[str, Any], user: str | None) -> dict[str, Any]:
+    async def create(self, box: E2bSandbox, request: Mapping[str, Any], user: str | None) -> dict[str, Any]:
         if len(self._by_id) >= _MOST_WATCHERS:
             raise E2bRefusal("resource_exhausted", f"a sandbox has at most {_MOST_WATCHERS} watchers", 429)
-        watcher = DirectoryWatcher(box, asked, user)
+        watcher = DirectoryWatcher(box, request, user)
         await watcher.begin()
         name = new_id("watch")
         self._by_id[name] = watcher
         return {"watcherId": name}
 
-    async def events(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        watcher = self._by_id.get(str(asked.get("watcherId")))
+    async def events(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        watcher = self._by_id.get(str(request.get("watcherId")))
         if watcher is None:
-            raise E2bRefusal("not_found", f"watcher {asked.get('watcherId')} not found")
+            raise E2bRefusal("not_found", f"watcher {request.get('watcherId')} not found")
         return {"events": await watcher.events()}
 
-    def remove(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        if self._by_id.pop(str(asked.get("watcherId")), None) is None:
-            raise E2bRefusal("not_found", f"watcher {asked.get('watcherId')} not found")
+    def remove(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if self._by_id.pop(str(request.get("watcherId")), None) is None:
+            raise E2bRefusal("not_found", f"watcher {request.get('watcherId')} not found")
         return {}
 
 

@@ -27,7 +27,7 @@ async def boot(sandbox: Sandbox, world: World, variables: Mapping[str, str]) -> 
     lone = resources.files("rollyard.inside").joinpath("plain_mcp.py").read_bytes()
     await sandbox.write(f"{_LIB}/plain_mcp.py", lone)
     job = await sandbox.start(world.command, cwd=HOME, env={**_environ(world), **variables})
-    await _answering(sandbox, job, world)
+    await _wait_until_healthy(sandbox, job, world)
 
 
 async def reset(sandbox: Sandbox, world: World, databases: SandboxDatabases, seed: int | None) -> None:
@@ -47,8 +47,8 @@ def _environ(world: World) -> dict[str, str]:
     return {"PYTHONPATH": _LIB, "PORT": str(world.port), "PYTHONUNBUFFERED": "1"}
 
 
-async def _answering(sandbox: Sandbox, job: Job, world: World) -> None:
-    """Returns when its health page does. A server that has ended, or takes too long, is told with its last words."""
+async def _wait_until_healthy(sandbox: Sandbox, job: Job, world: World) -> None:
+    """Returns when its health page does. A server that has ended, or takes too long, is reported with its last output."""
     pause = 0.02
     try:
         async with asyncio.timeout(world.boot_s):

@@ -68,8 +68,8 @@ class FleetControl:
         ]
 
     async def make(self, request: Request, owner: str) -> Response:
-        asked = await body(request, Make)
-        place = await self._places.make(owner, asked, request.headers.get("x-request-id"))
+        wanted = await body(request, Make)
+        place = await self._places.make(owner, wanted, request.headers.get("x-request-id"))
         return JSONResponse(self._tell(place, request))
 
     async def instances(self, request: Request, owner: str) -> Response:
@@ -100,21 +100,21 @@ class FleetControl:
     async def heartbeat(self, request: Request, owner: str) -> Response:
         place = await self._places.find(request.path_params["id"], owner)
         place = await self._places.heartbeat(place)
-        told = {
+        answer = {
             "success": True,
             "instance_id": place.id,
             "last_heartbeat": rfc3339(place.last_heartbeat),
             "deadline_timestamp": place.deadline,
             "interval_seconds": place.make.heartbeat_interval,
         }
-        return JSONResponse(told)
+        return JSONResponse(answer)
 
     async def runs(self, request: Request, owner: str) -> Response:
         runs: dict[str, list[WorldInstance]] = {}
         for place in await self._places.list(owner, live=None):
             if place.make.run_id is not None:
                 runs.setdefault(place.make.run_id, []).append(place)
-        told = [
+        answer = [
             {
                 "run_id": run_id,
                 "running_count": sum(place.status == "running" for place in places),
@@ -124,7 +124,7 @@ class FleetControl:
             }
             for run_id, places in runs.items()
         ]
-        return JSONResponse(told)
+        return JSONResponse(answer)
 
     async def environments(self, request: Request, owner: str) -> Response:
         return JSONResponse([self._environment(key) for key in self._places.catalog.versions])

@@ -1,7 +1,7 @@
 """The instances behind the server: instances of the plane, each of which runs a world's tool server.
 
 What a client asked for is in the instance's labels, so any replica knows it, and a restart loses nothing. A create is bound to
-its request id in the plane's store: a client that lost the answer is told the instance instead of getting a second one, whichever
+its request id in the plane's store: a client that lost the answer gets that instance instead of getting a second one, whichever
 replica it asks. One that promised heartbeats and stops sending them is idle, and the plane's sweep ends it.
 """
 
@@ -34,7 +34,7 @@ _log = Log("rollyard.fleet")
 MARK = "rollyard.fleet"  # the label of a world's instance; its value is the world's version
 MADE = "rollyard.fleet.make"
 REGIONS = ("us-west-1", "us-east-1", "eu-west-2", "local")
-UNLIMITED = 1_000_000  # what a client that asks for its limit is told where there is none
+UNLIMITED = 1_000_000  # the limit that a client sees where there is none
 _BOOT_S = 300.0  # the most that making one may take
 Status = Literal["pending", "running", "error", "stopped"]
 
@@ -122,14 +122,14 @@ class WorldInstances:
     async def make(
         self,
         owner: str,
-        asked: Make,
+        request: Make,
         request_id: str | None,
         labels: Mapping[str, str] | None = None,
         *,
         rollout_id: str | None = None,
     ) -> WorldInstance:
-        world = self._choose(asked)
-        wanted = replace(self._request(world, asked, labels or {}), rollout_id=rollout_id)
+        world = self._choose(request)
+        wanted = replace(self._request(world, request, labels or {}), rollout_id=rollout_id)
 
         async def prepare(row: Instance, sandbox: Sandbox) -> None:
             await boot(sandbox, world, {"ROLLYARD_INSTANCE": row.id})
@@ -139,7 +139,7 @@ class WorldInstances:
         )
         self._booting.add(booting)
         booting.add_done_callback(self._forget)
-        await asyncio.wait([booting], timeout=asked.max_wait_seconds or _BOOT_S)
+        await asyncio.wait([booting], timeout=request.max_wait_seconds or _BOOT_S)
         if not booting.done():
             words = f"{world.key} is still starting"
             raise FleetRefusal(504, {"error_type": "timeout", "message": words, "retryable": True})
@@ -227,26 +227,26 @@ class WorldInstances:
         counts = {"running_instances": live, "instance_limit": most}
         return FleetRefusal(403, {"error_type": "instance_limit_exceeded", "message": words, **counts})
 
-    def _choose(self, asked: Make) -> World:
-        if asked.env_key not in self.catalog.versions:
-            raise FleetRefusal(400, f"Environment '{asked.env_key}' not found")
-        world = self.catalog.get(asked.env_key, asked.env_version)
+    def _choose(self, request: Make) -> World:
+        if request.env_key not in self.catalog.versions:
+            raise FleetRefusal(400, f"Environment '{request.env_key}' not found")
+        world = self.catalog.get(request.env_key, request.env_version)
         if world is None:
-            raise FleetRefusal(400, f"Version '{asked.env_version}' not found for '{asked.env_key}'")
-        if asked.region is not None and asked.region not in REGIONS:
-            raise FleetRefusal(400, f"Region {asked.region} not supported. Please use {list(REGIONS)}")
-        if asked.data_key is not None and world.data:
-            wanted = f"{asked.data_key}:{asked.data_version}" if asked.data_version else asked.data_key
+            raise FleetRefusal(400, f"Version '{request.env_version}' not found for '{request.env_key}'")
+        if request.region is not None and request.region not in REGIONS:
+            raise FleetRefusal(400, f"Region {request.region} not supported. Please use {list(REGIONS)}")
+        if request.data_key is not None and world.data:
+            wanted = f"{request.data_key}:{request.data_version}" if request.data_version else request.data_key
             if not any(known == wanted or known.partition(":")[0] == wanted for known in world.data):
-                raise FleetRefusal(400, f"Data version '{wanted}' not found for '{asked.env_key}'")
-        if asked.ttl_seconds is not None and not 0 < asked.ttl_seconds <= 7 * 86400:
+                raise FleetRefusal(400, f"Data version '{wanted}' not found for '{request.env_key}'")
+        if request.ttl_seconds is not None and not 0 < request.ttl_seconds <= 7 * 86400:
             raise FleetRefusal(400, "ttl_seconds is above 0 and at most seven days")
         return world
 
-    def _request(self, world: World, asked: Make, labels: Mapping[str, str]) -> CreateInstance:
+    def _request(self, world: World, wanted: Make, labels: Mapping[str, str]) -> CreateInstance:
         spec: SandboxSpec = world.spec
-        named = {"ROLLYARD_DATA_KEY": asked.data_key, "ROLLYARD_DATA_VERSION": asked.data_version}
-        given = {name: value for name, value in {**named, **(asked.env_variables or {})}.items() if value is not None}
+        named = {"ROLLYARD_DATA_KEY": wanted.data_key, "ROLLYARD_DATA_VERSION": wanted.data_version}
+        given = {name: value for name, value in {**named, **(wanted.env_variables or {})}.items() if value is not None}
         texts = {
             name: value if isinstance(value, str) else msgspec.json.encode(value).decode()
             for name, value in given.items()
@@ -254,10 +254,10 @@ class WorldInstances:
         return CreateInstance(
             image=spec.image,
             engine=self._engine.name,
-            run_id=asked.run_id,
-            ttl_s=float(asked.ttl_seconds or self._default_ttl_s),
-            idle_ttl_s=asked.heartbeat_interval,
-            labels={**spec.labels, **labels, MARK: world.version, MADE: msgspec.json.encode(asked).decode()},
+            run_id=wanted.run_id,
+            ttl_s=float(wanted.ttl_seconds or self._default_ttl_s),
+            idle_ttl_s=wanted.heartbeat_interval,
+            labels={**spec.labels, **labels, MARK: world.version, MADE: msgspec.json.encode(wanted).decode()},
             environment={**spec.env, **texts},
             mount_points=spec.mounts,
             resources=spec.resources,

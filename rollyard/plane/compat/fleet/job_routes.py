@@ -74,8 +74,8 @@ class JobRoutes:
         kept = await self._jobs.sessions.list(job.id)
         for one in kept:
             groups.setdefault(one.value.task_key, []).append(one.value)
-        told = [_group(job.tasks[key], sessions) for key, sessions in groups.items()]
-        return JSONResponse({"job_id": job.id, "total_sessions": len(kept), "tasks": told})
+        answer = [_group(job.tasks[key], sessions) for key, sessions in groups.items()]
+        return JSONResponse({"job_id": job.id, "total_sessions": len(kept), "tasks": answer})
 
     async def transcript(self, request: Request, owner: str) -> Response:
         session_id = request.path_params["id"]
@@ -92,17 +92,17 @@ class JobRoutes:
         return JSONResponse({"task": None, "transcript": lines})
 
     async def trace_job(self, request: Request, owner: str) -> Response:
-        asked = await body(request, TraceJob)
+        wanted = await body(request, TraceJob)
         job_id = new_id("job")
-        return JSONResponse({"job_id": job_id, "name": asked.name or job_id, "status": "running"})
+        return JSONResponse({"job_id": job_id, "name": wanted.name or job_id, "status": "running"})
 
     async def ingest(self, request: Request, owner: str) -> Response:
-        asked = await body(request, Ingest)
-        session_id = asked.session_id or new_id("ses")
-        new = [*_messages(asked.history), *asked.messages, *_messages(asked.response)]  # each says what is new
+        wanted = await body(request, Ingest)
+        session_id = wanted.session_id or new_id("ses")
+        new = [*_messages(wanted.history), *wanted.messages, *_messages(wanted.response)]  # each says what is new
         kept = await self._jobs.transcripts.update(owner, session_id, lambda there: [*(there or ()), *new])
-        told = {"success": True, "session_id": session_id, "message_count": len(kept)}
-        return JSONResponse({**told, "created_new_session": len(kept) == len(new)})
+        answer = {"success": True, "session_id": session_id, "message_count": len(kept)}
+        return JSONResponse({**answer, "created_new_session": len(kept) == len(new)})
 
 
 def _messages(given: Any) -> list[Any]:
@@ -116,8 +116,8 @@ def _job(job: FleetServerJob) -> dict[str, Any]:
 
 
 def _task(task: FleetTask) -> dict[str, Any]:
-    told = {"key": task.key, "prompt": task.prompt, "env_id": task.env, "env_variables": task.env_variables}
-    return {**told, "version": task.version, "verifier_func": task.verifier_func, "metadata": task.metadata}
+    answer = {"key": task.key, "prompt": task.prompt, "env_id": task.env, "env_variables": task.env_variables}
+    return {**answer, "version": task.version, "verifier_func": task.verifier_func, "metadata": task.metadata}
 
 
 def _group(task: FleetTask, sessions: list[FleetSession]) -> dict[str, Any]:

@@ -91,8 +91,8 @@ class JobWorker:
             await self._places.close_labelled(session.owner, {SESSION: session.id}, reason)
         lost = session.lost + (session.status == "running")  # who gives one back says that it is pending
         if lost >= _MOST_LOST:
-            told = f"{lost} servers ended while they worked on it"
-            await self._end(claimed, job, replace(session, status="failed", lost=lost, error=told), ())
+            message = f"{lost} servers ended while they worked on it"
+            await self._end(claimed, job, replace(session, status="failed", lost=lost, error=message), ())
             return
         begun = replace(
             session,
@@ -130,7 +130,7 @@ class JobWorker:
         return ended, done.transcript
 
     async def _run(self, job: FleetServerJob, session: FleetSession) -> JobOutcome:
-        task, asked = job.tasks[session.task_key], job.asked
+        task, wanted = job.tasks[session.task_key], job.asked
         seconds = job.ends_at - self._jobs.clock()
         make = Make(
             env_key=task.env,
@@ -151,9 +151,9 @@ class JobWorker:
                     task=task,
                     model=session.model,
                     place=place,
-                    harness=asked.harness,
-                    system_prompt=asked.model_prompts.get(session.model, asked.system_prompt),
-                    max_steps=asked.max_steps,
+                    harness=wanted.harness,
+                    system_prompt=wanted.model_prompts.get(session.model, wanted.system_prompt),
+                    max_steps=wanted.max_steps,
                     seconds=seconds,
                 )
             )

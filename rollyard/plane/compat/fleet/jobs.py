@@ -152,14 +152,14 @@ class Jobs:
         self.transcripts = Shelf(store, "fleet_transcript", list[Any], clock=clock)
         self.wanted = asyncio.Event()  # a client has asked for one here
 
-    async def create(self, owner: str, asked: JobRequest) -> FleetServerJob:
+    async def create(self, owner: str, wanted: JobRequest) -> FleetServerJob:
         if not self._runs:
             raise FleetRefusal(
                 501, "this server runs no jobs: it has no policy for model calls (start it with --job-policy)"
             )
-        tasks = {task.key: task for task in await self._choose(owner, asked)}
+        tasks = {task.key: task for task in await self._choose(owner, wanted)}
         now = self.clock()
-        job = FleetServerJob(id=new_id("job"), owner=owner, asked=asked, tasks=tasks, created_at=now)
+        job = FleetServerJob(id=new_id("job"), owner=owner, asked=wanted, tasks=tasks, created_at=now)
         pairs = job.pairs()
         if len(pairs) > _MOST_SESSIONS:
             raise FleetRefusal(400, f"a job has at most {_MOST_SESSIONS} sessions")
@@ -167,7 +167,7 @@ class Jobs:
         before: dict[str, int] = {}
         for number, (key, model) in enumerate(pairs):
             session = FleetSession(job_id=job.id, owner=owner, number=number, task_key=key, model=model, created_at=now)
-            waits = before.get(model, 0) >= asked.max_concurrent_per_model
+            waits = before.get(model, 0) >= wanted.max_concurrent_per_model
             due_at = WAITS if waits else now + number * 1e-6  # in their order
             drafts.append(self.sessions.draft(job.id, session.id, session, due_at=due_at))
             before[model] = before.get(model, 0) + 1
@@ -175,21 +175,21 @@ class Jobs:
         self.wanted.set()
         return job
 
-    async def _choose(self, owner: str, asked: JobRequest) -> list[FleetTask]:
+    async def _choose(self, owner: str, wanted: JobRequest) -> list[FleetTask]:
         for name in ("project_key", "byok_keys"):
-            if getattr(asked, name):
+            if getattr(wanted, name):
                 raise FleetRefusal(400, f"{name} is not served here")
-        if asked.mode not in (None, "tool-use"):
-            raise FleetRefusal(400, f"mode {asked.mode} is not served here")
-        if not asked.models or asked.pass_k < 1 or not all(all(model.partition("/")) for model in asked.models):
+        if wanted.mode not in (None, "tool-use"):
+            raise FleetRefusal(400, f"mode {wanted.mode} is not served here")
+        if not wanted.models or wanted.pass_k < 1 or not all(all(model.partition("/")) for model in wanted.models):
             raise FleetRefusal(422, "a job has models as provider/model, and at least one pass")
-        if asked.max_concurrent_per_model < 1:
+        if wanted.max_concurrent_per_model < 1:
             raise FleetRefusal(422, "max_concurrent_per_model is at least 1")
         known = {task.key: task for task, _ in await self._tasks.list(owner)}
-        if missing := [key for key in asked.task_keys or () if key not in known]:
+        if missing := [key for key in wanted.task_keys or () if key not in known]:
             raise FleetRefusal(404, f"Task '{missing[0]}' not found")
-        keys = asked.task_keys or [key for key, task in known.items() if task.env == asked.env_key]
-        found = [known[key] for key in keys if key not in asked.excluded_task_keys]
+        keys = wanted.task_keys or [key for key, task in known.items() if task.env == wanted.env_key]
+        found = [known[key] for key in keys if key not in wanted.excluded_task_keys]
         if not found:
             raise FleetRefusal(400, "a job has at least one task: name task_keys, or an env_key that has tasks")
         return found

@@ -77,7 +77,7 @@ class Manager:
             route("/fs/file/text", self.file_text),
             route("/execute_verifier_function", self.execute),
             Route("/i/{id}/api/v1/env{rest:path}", self._unknown, methods=["GET", "POST", "PUT", "DELETE"]),
-            Mount("/i/{id}", app=self.everything),
+            Mount("/i/{id}", app=self.serve_instance),
             Mount("/p/{token}/{id}", app=self.pages),
         ]
 
@@ -97,16 +97,16 @@ class Manager:
 
     async def health(self, request: Request, place: WorldInstance) -> Response:
         alive = place.status == "running"
-        told = {
+        answer = {
             "status": "healthy" if alive else place.status,
             "timestamp": rfc3339(place.row.updated_at),
             "service": "manager",
         }
-        return JSONResponse(told)
+        return JSONResponse(answer)
 
     async def reset(self, request: Request, place: WorldInstance) -> Response:
-        asked = await body(request, Reset)
-        await reset(place.sandbox, place.world, place.databases, asked.seed)
+        wanted = await body(request, Reset)
+        await reset(place.sandbox, place.world, place.databases, wanted.seed)
         return JSONResponse({"success": True, "message": "reset"})
 
     async def resources(self, request: Request, place: WorldInstance) -> Response:
@@ -115,18 +115,18 @@ class Manager:
 
     async def describe(self, request: Request, place: WorldInstance) -> Response:
         name = request.path_params["db"]
-        told = {"success": True, "resource_name": name, "tables": None, "error": None, "message": ""}
+        answer = {"success": True, "resource_name": name, "tables": None, "error": None, "message": ""}
         try:
-            told["tables"] = msgspec.to_builtins(await place.databases.describe(name))
+            answer["tables"] = msgspec.to_builtins(await place.databases.describe(name))
         except EnvError as error:
-            told.update(success=False, error=error.message, message="the database could not be described")
-        return JSONResponse(told)
+            answer.update(success=False, error=error.message, message="the database could not be described")
+        return JSONResponse(answer)
 
     async def query(self, request: Request, place: WorldInstance) -> Response:
-        name, asked = request.path_params["db"], await body(request, Query)
-        read_only = asked.read_only is not False or _mode(name) == "ro"
+        name, wanted = request.path_params["db"], await body(request, Query)
+        read_only = wanted.read_only is not False or _mode(name) == "ro"
         try:
-            rows = await place.databases.query(name, asked.query, asked.args or (), read_only=read_only)
+            rows = await place.databases.query(name, wanted.query, wanted.args or (), read_only=read_only)
         except EnvError as error:
             return JSONResponse({"success": False, "error": error.message, "message": "the query failed"})
         message = f"only the first {len(rows.rows)} rows" if rows.truncated else ""
@@ -137,30 +137,34 @@ class Manager:
         return JSONResponse({"success": True, "diff": found, "message": ""})
 
     async def file(self, request: Request, place: WorldInstance) -> Response:
-        asked = await body(request, FilePath)
-        told: dict[str, Any] = {"success": True, "path": asked.path, "exists": await place.sandbox.exists(asked.path)}
-        if told["exists"]:
-            stat = await place.sandbox.stat(asked.path)
-            told.update(size=stat.size, modified_time=rfc3339(stat.mtime), file_type=stat.kind)
-            if asked.include_content and stat.kind == "file":
-                told["content"] = await self._text(place, asked)
-        return JSONResponse(told)
+        wanted = await body(request, FilePath)
+        answer: dict[str, Any] = {
+            "success": True,
+            "path": wanted.path,
+            "exists": await place.sandbox.exists(wanted.path),
+        }
+        if answer["exists"]:
+            stat = await place.sandbox.stat(wanted.path)
+            answer.update(size=stat.size, modified_time=rfc3339(stat.mtime), file_type=stat.kind)
+            if wanted.include_content and stat.kind == "file":
+                answer["content"] = await self._text(place, wanted)
+        return JSONResponse(answer)
 
     async def file_text(self, request: Request, place: WorldInstance) -> Response:
         return Response(await self._text(place, await body(request, FilePath)), media_type="text/plain")
 
-    async def _text(self, place: WorldInstance, asked: FilePath) -> str:
-        most = min(asked.max_content_size, _FILE_BYTES)
-        return (await place.sandbox.read(asked.path, max_bytes=most)).decode("utf-8", "replace")
+    async def _text(self, place: WorldInstance, wanted: FilePath) -> str:
+        most = min(wanted.max_content_size, _FILE_BYTES)
+        return (await place.sandbox.read(wanted.path, max_bytes=most)).decode("utf-8", "replace")
 
     async def execute(self, request: Request, place: WorldInstance) -> Response:
-        asked = await body(request, VerifierFunction)
-        done = await run_check(self._places.checks, check_code(place, asked), place.databases)
+        wanted = await body(request, VerifierFunction)
+        done = await run_check(self._places.checks, check_code(place, wanted), place.databases)
         if done.score is None:
             return JSONResponse({"success": False, "result": None, "error": done.error, "message": done.stdout})
         return JSONResponse({"success": True, "result": done.result, "error": None, "message": done.stdout})
 
-    async def everything(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def serve_instance(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Tools and pages, for who has a key."""
         instance_id: str = scope["path_params"]["id"]
 
@@ -215,18 +219,18 @@ class Manager:
             await stream.aclose()
 
 
-def check_code(place: WorldInstance, asked: VerifierFunction) -> VerifierCode:
+def check_code(place: WorldInstance, wanted: VerifierFunction) -> VerifierCode:
     return VerifierCode(
-        code=asked.function_code,
-        function=asked.function_name,
-        final_answer=asked.text_solution,
+        code=wanted.function_code,
+        function=wanted.function_name,
+        final_answer=wanted.text_solution,
         env_key=place.world.key,
         instance_id=place.id,
     )
 
 
 def _mode(database: str) -> str:
-    """The seed is what verifiers compare with: nobody writes to it."""
+    """The seed is what verifiers compare with: it is never written to."""
     return "ro" if database == "seed" else "rw"
 
 

@@ -126,8 +126,8 @@ class TaskRoutes:
 
     async def update(self, request: Request, owner: str) -> Response:
         task, _ = await self._find(owner, request.path_params["key"])
-        asked = await body(request, TaskUpdate)
-        changes = {"prompt": asked.prompt, "verifier_func": asked.verifier_code, "metadata": asked.metadata}
+        update = await body(request, TaskUpdate)
+        changes = {"prompt": update.prompt, "verifier_func": update.verifier_code, "metadata": update.metadata}
         given = {name: value for name, value in changes.items() if value is not None}
         await self._tasks.put(owner, msgspec.structs.replace(task, **given))
         return JSONResponse(_tell(*await self._find(owner, task.key), owner))
@@ -140,7 +140,7 @@ class TaskRoutes:
 
 
 def _tell(task: FleetTask, at: float, owner: str) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    answer: dict[str, Any] = {
         "key": task.key,
         "prompt": task.prompt,
         "team_id": owner,
@@ -155,8 +155,8 @@ def _tell(task: FleetTask, at: float, owner: str) -> dict[str, Any]:
     }
     if task.verifier_func:
         verifier = store_verifier(task.key, task.verifier_func, at)
-        told.update(verifier_id=verifier.id, verifier=verifier_json(verifier))
-    return told
+        answer.update(verifier_id=verifier.id, verifier=verifier_json(verifier))
+    return answer
 
 
 def _rows(file: Path) -> list[Mapping[str, Any]]:

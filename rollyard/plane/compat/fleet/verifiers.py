@@ -101,36 +101,36 @@ class Verifiers:
         return JSONResponse(verifier_json(known))
 
     async def execute(self, request: Request, owner: str) -> Response:
-        asked = await body(request, Execute)
-        known, hit = await self._find_known(asked, owner)
-        place = await self._places.find(_instance_of(asked), owner)
+        wanted = await body(request, Execute)
+        known, hit = await self._find_known(wanted, owner)
+        place = await self._places.find(_instance_of(wanted), owner)
         check = VerifierCode(
             code=known.code,
-            task_key=asked.key or "",
-            function=asked.function_name,
-            pickled=asked.args,
+            task_key=wanted.key or "",
+            function=wanted.function_name,
+            pickled=wanted.args,
             env_key=place.world.key,
             instance_id=place.id,
         )
-        limit = min(max(asked.timeout or 60, 1), _MAX_TIMEOUT_S)
+        limit = min(max(wanted.timeout or 60, 1), _MAX_TIMEOUT_S)
         done = await run_check(self._places.checks, check, place.databases, timeout_s=limit)
-        told = {"key": known.key, "version": 1, "verifier_id": known.id, "bundle_cache_hit": hit}
-        return JSONResponse({**told, **describe_run(done)})
+        details = {"key": known.key, "version": 1, "verifier_id": known.id, "bundle_cache_hit": hit}
+        return JSONResponse({**details, **describe_run(done)})
 
-    async def _find_known(self, asked: Execute, owner: str) -> tuple[StoredVerifier, bool]:
-        if asked.bundle is None:
-            known = await self._shelf.find(owner, asked.sha256 or "")
+    async def _find_known(self, wanted: Execute, owner: str) -> tuple[StoredVerifier, bool]:
+        if wanted.bundle is None:
+            known = await self._shelf.find(owner, wanted.sha256 or "")
             if known is None:
                 raise FleetRefusal(404, "bundle not found: send it once")
             return known, True
         try:
-            packed = base64.b64decode(asked.bundle, validate=True)
+            packed = base64.b64decode(wanted.bundle, validate=True)
         except binascii.Error as error:
             raise FleetRefusal(400, "bundle is not base64") from error
         digest = hashlib.sha256(packed).hexdigest()
-        if asked.sha256 is not None and asked.sha256 != digest:
+        if wanted.sha256 is not None and wanted.sha256 != digest:
             raise FleetRefusal(400, "the bundle is not the one that sha256 says")
-        sent = store_verifier(asked.key or "", unpack_code(packed), time.time(), digest)
+        sent = store_verifier(wanted.key or "", unpack_code(packed), time.time(), digest)
         return await self._shelf.put(owner, sent), False
 
 
@@ -176,8 +176,8 @@ def verifier_json(verifier: StoredVerifier) -> dict[str, Any]:
     }
 
 
-def _instance_of(asked: Execute) -> str:
-    for value in reversed(asked.args_array or []):
+def _instance_of(wanted: Execute) -> str:
+    for value in reversed(wanted.args_array or []):
         if isinstance(value, dict) and isinstance(value.get("env"), str):
             return value["env"]
     raise FleetRefusal(400, "args_array names no instance")

@@ -45,8 +45,8 @@ class Gem:
         return [at("make", self.make), at("reset", self.reset), at("step", self.step), at("close", self.close)]
 
     async def make(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked = await body(request, _Make)
-        made = await self._instances.create(CreateInstance(env=asked.env_id), owner=caller.owner, caller=caller.id)
+        wanted = await body(request, _Make)
+        made = await self._instances.create(CreateInstance(env=wanted.env_id), owner=caller.owner, caller=caller.id)
         try:
             async with asyncio.timeout(_READY_S):
                 while True:
@@ -55,7 +55,7 @@ class Gem:
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError as error:
             await self._instances.delete(made.id, reason="its server did not come up")
-            raise PlaneUnavailable(f"{asked.env_id} did not come up within {_READY_S:g} s") from error
+            raise PlaneUnavailable(f"{wanted.env_id} did not come up within {_READY_S:g} s") from error
 
     async def _healthy(self, instance_id: str) -> bool:
         try:
@@ -66,20 +66,22 @@ class Gem:
             return False
 
     async def reset(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked = await body(request, _Move)
-        found = await self._call(caller, asked.sandbox_id, "reset", {} if asked.seed is None else {"seed": asked.seed})
+        wanted = await body(request, _Move)
+        found = await self._call(
+            caller, wanted.sandbox_id, "reset", {} if wanted.seed is None else {"seed": wanted.seed}
+        )
         return {"observation": found.get("observation"), "info": found.get("info", {})}
 
     async def step(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked = await body(request, _Move)
-        found = await self._call(caller, asked.sandbox_id, "step", {"action": asked.action})
+        wanted = await body(request, _Move)
+        found = await self._call(caller, wanted.sandbox_id, "step", {"action": wanted.action})
         if missing := {"observation", "reward", "terminated", "truncated"} - set(found):
             raise EnvError(f"the environment's step has no {', '.join(sorted(missing))}")
         return {"info": {}, **found}
 
     async def close(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked = await body(request, _Move)
-        own = await self._callers.own(caller, asked.sandbox_id)
+        wanted = await body(request, _Move)
+        own = await self._callers.own(caller, wanted.sandbox_id)
         await self._instances.delete(own.id)
         return {"sandbox_id": own.id}
 
@@ -88,12 +90,12 @@ class Gem:
         async with asyncio.timeout(_STEP_S):
             said = await ask(self._gateway, own.id, "POST", f"/functions/{name}", msgspec.json.encode(arguments))
         try:
-            told = msgspec.json.decode(said.body, type=dict[str, Any])
+            answer = msgspec.json.decode(said.body, type=dict[str, Any])
         except (*BAD_JSON, ValueError) as error:
             raise EnvError(f"the environment answered {name} with no JSON object (status {said.status})") from error
-        if said.status != 200 or not told.get("success", True):
-            raise EnvError(str(told.get("error") or f"{name} failed with status {said.status}"))
-        found = told.get("data", told)
+        if said.status != 200 or not answer.get("success", True):
+            raise EnvError(str(answer.get("error") or f"{name} failed with status {said.status}"))
+        found = answer.get("data", answer)
         if not isinstance(found, dict):
             raise EnvError(f"the environment's {name} gave no object")
         return found

@@ -1,6 +1,6 @@
 """ROCK's sandbox calls over the plane's instances: start, look, execute, shells, files, stop.
 
-A sandbox that nobody uses for `auto_clear_time` minutes ends, as there; a stopped one is gone, so restart, archive and commit are
+A sandbox that is not used for `auto_clear_time` minutes ends, as there; a stopped one is gone, so restart, archive and commit are
 refused. A client's own `sandbox_id` makes a repeated start give the same instance, whose id is still the plane's.
 """
 
@@ -88,22 +88,22 @@ class Sandboxes:
         ]
 
     async def start(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked = await body(request, _Start)
+        payload = await body(request, _Start)
         for name in ("accelerator_type", "registry_username", "use_kata_runtime", "auto_archive_seconds"):
-            if getattr(asked, name):
+            if getattr(payload, name):
                 raise PlaneUnsupported(f"{name} is not served here")
         wanted = CreateInstance(
-            image=asked.image,
+            image=payload.image,
             ttl_s=min(_LIFE_S, self._instances.settings.max_ttl_s),
-            idle_ttl_s=max(1, asked.auto_clear_time_minutes) * 60.0,
+            idle_ttl_s=max(1, payload.auto_clear_time_minutes) * 60.0,
             resources=Resources(
-                cpus=asked.cpus,
-                memory_mb=_size(asked.memory),
-                disk_mb=_size(asked.disk),
-                gpus=int(asked.num_gpus) if asked.num_gpus else None,
+                cpus=payload.cpus,
+                memory_mb=_size(payload.memory),
+                disk_mb=_size(payload.disk),
+                gpus=int(payload.num_gpus) if payload.num_gpus else None,
             ),
         )
-        made = await self._instances.create(wanted, owner=caller.owner, caller=caller.id, key=asked.sandbox_id)
+        made = await self._instances.create(wanted, owner=caller.owner, caller=caller.id, key=payload.sandbox_id)
         return {"sandbox_id": made.id, "host_name": made.engine, "host_ip": ""}
 
     async def status(self, request: Request, caller: ApiKey) -> dict[str, Any]:
@@ -111,56 +111,56 @@ class Sandboxes:
         return _status(await self._callers.own(caller, sandbox_id))
 
     async def execute(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked, own = await self._read_request(request, caller)
+        wanted, own = await self._read_request(request, caller)
         sandbox = await self._instances.sandbox(own.id)
-        limit = asked.timeout or _COMMAND_S
-        done = await sandbox.exec(asked.command, env=asked.env or {}, cwd=asked.cwd, timeout=limit)
+        limit = wanted.timeout or _COMMAND_S
+        done = await sandbox.exec(wanted.command, env=wanted.env or {}, cwd=wanted.cwd, timeout=limit)
         if done.timed_out:
             raise TimeoutError(f"the command took longer than {limit:g} s")
         texts = {name: getattr(done, name).decode("utf-8", "backslashreplace") for name in ("stdout", "stderr")}
         return {**texts, "exit_code": done.exit_code}
 
     async def open_shell(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked, own = await self._read_request(request, caller)
+        wanted, own = await self._read_request(request, caller)
         await self._shells.open(
             own.id,
-            asked.session,
+            wanted.session,
             await self._instances.sandbox(own.id),
-            env=asked.env or {},
-            user=asked.remote_user,
-            sources=asked.startup_source,
+            env=wanted.env or {},
+            user=wanted.remote_user,
+            sources=wanted.startup_source,
         )
         return {"output": "", "session_type": "bash"}
 
     async def run(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked, own = await self._read_request(request, caller)
-        if not isinstance(asked.command, str):
+        wanted, own = await self._read_request(request, caller)
+        if not isinstance(wanted.command, str):
             raise PlaneInvalid("a session's command is a text")
         sandbox = await self._instances.sandbox(own.id)
         done = await self._shells.run(
-            own.id, asked.session, sandbox, asked.command, timeout=asked.timeout or _COMMAND_S
+            own.id, wanted.session, sandbox, wanted.command, timeout=wanted.timeout or _COMMAND_S
         )
-        if done.exit_code != 0 and asked.check == "raise":
+        if done.exit_code != 0 and wanted.check == "raise":
             words = f"command failed with exit code {done.exit_code}: {done.output[-500:]}"
             raise CommandFailed(words, exit_code=done.exit_code)
         return {"output": done.output, "exit_code": done.exit_code, "session_type": "bash"}
 
     async def close_shell(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked, own = await self._read_request(request, caller)
-        await self._shells.close(own.id, asked.session, await self._instances.sandbox(own.id))
+        wanted, own = await self._read_request(request, caller)
+        await self._shells.close(own.id, wanted.session, await self._instances.sandbox(own.id))
         return {"session_type": "bash"}
 
     async def read(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked, own = await self._read_request(request, caller)
-        data = await (await self._instances.sandbox(own.id, "files")).read(asked.path, max_bytes=_MAX_FILE)
+        wanted, own = await self._read_request(request, caller)
+        data = await (await self._instances.sandbox(own.id, "files")).read(wanted.path, max_bytes=_MAX_FILE)
         try:
-            return {"content": data.decode(asked.encoding or "utf-8", asked.errors or "strict")}
+            return {"content": data.decode(wanted.encoding or "utf-8", wanted.errors or "strict")}
         except (LookupError, UnicodeDecodeError) as error:
-            raise PlaneInvalid(f"{asked.path} is no such text: {error}") from error
+            raise PlaneInvalid(f"{wanted.path} is no such text: {error}") from error
 
     async def write(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked, own = await self._read_request(request, caller)
-        await (await self._instances.sandbox(own.id, "files")).write(asked.path, asked.content)
+        wanted, own = await self._read_request(request, caller)
+        await (await self._instances.sandbox(own.id, "files")).write(wanted.path, wanted.content)
         return {"success": True, "message": ""}
 
     async def upload(self, request: Request, caller: ApiKey) -> dict[str, Any]:
@@ -174,17 +174,17 @@ class Sandboxes:
             return {"success": True, "message": "", "file_name": file.filename or ""}
 
     async def stop(self, request: Request, caller: ApiKey) -> dict[str, Any]:
-        asked = await body(request, _In)
+        wanted = await body(request, _In)
         try:
-            own = await self._callers.own(caller, asked.sandbox_id)
+            own = await self._callers.own(caller, wanted.sandbox_id)
             await self._instances.delete(own.id)
         except PlaneNotFound:
-            return {"sandbox_id": asked.sandbox_id}  # again does no harm, as there
+            return {"sandbox_id": wanted.sandbox_id}  # again does no harm, as there
         return {"sandbox_id": own.id}
 
     async def _read_request(self, request: Request, caller: ApiKey) -> tuple[_In, Instance]:
-        asked = await body(request, _In)
-        return asked, await self._callers.own(caller, asked.sandbox_id)
+        wanted = await body(request, _In)
+        return wanted, await self._callers.own(caller, wanted.sandbox_id)
 
 
 def _size(text: str | None) -> int | None:

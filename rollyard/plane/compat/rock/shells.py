@@ -3,7 +3,7 @@
 A shell is a job of the sandbox, fed through its standard input; a mark before and after each command says where its output is
 and how it ended. Which job a session is stands in the plane's storage, so any replica feeds it, where the sandbox's backend lets
 a second process write to a job. A command gets no input of its own. One that outlives its time takes its shell with it, since
-nobody could tell its output from the next one's.
+its output could not be told from the next one's.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Shells:
         except (TimeoutError, EnvError):
             await self._forget(instance_id, name)
             raise
-        if shell.offset - kept.value.offset > _NOTED:  # nobody minds when another was first
+        if shell.offset - kept.value.offset > _NOTED:  # it does no harm if another replica was first
             noted = RockShell(job_id=shell.job_id, offset=shell.offset)
             await self._shelf.write(self._shelf.change(kept, noted))
         return done
@@ -138,11 +138,11 @@ class Shell:
 
     async def run(self, command: str, *, timeout: float) -> CommandEnd:
         mark = secrets.token_hex(16)
-        asked = f"printf '{mark} begins\\n'\n{{\n{command}\n}} < /dev/null\nprintf '\\n{mark} %d\\n' $?\n"
+        script = f"printf '{mark} begins\\n'\n{{\n{command}\n}} < /dev/null\nprintf '\\n{mark} %d\\n' $?\n"
         async with self._lock:
             try:
                 async with asyncio.timeout(timeout):
-                    await self._job.write(asked.encode())
+                    await self._job.write(script.encode())
                     return await self._until(f"{mark} begins\n".encode(), f"\n{mark} ".encode())
             except TimeoutError:
                 await self._job.kill()

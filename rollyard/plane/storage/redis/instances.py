@@ -133,7 +133,9 @@ class InstanceRows:
         self._keep(change, old, new, None)
         return new
 
-    def _keep(self, change: Change, old: Instance | None, new: Instance, told: tuple[float, str | None] | None) -> None:
+    def _keep(
+        self, change: Change, old: Instance | None, new: Instance, event: tuple[float, str | None] | None
+    ) -> None:
         """The row, everything it is found by, and a line of history."""
         keys = self.keys
         revision = change.put(keys.instance(new.id), instance_row(new))
@@ -144,8 +146,8 @@ class InstanceRows:
         for index, score in after.items():
             if before.get(index) != score:
                 change.add(index, new.id, score)
-        if told is not None:
-            at, reason = told
+        if event is not None:
+            at, reason = event
             change.note(keys.history(new.id), str(revision), msgspec.json.encode((at, new.state, reason)).decode())
 
     def _index_scores(self, instance: Instance) -> dict[str, float]:

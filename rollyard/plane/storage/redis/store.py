@@ -174,8 +174,8 @@ class RedisPlane(RedisHub):
 
     async def history(self, instance_id: str) -> list[Happening]:
         lines = await self._row(self._keys.history(instance_id))
-        told = [msgspec.json.decode(lines[number]) for number in sorted(lines, key=int)]
-        return [Happening(at=at, state=state, reason=reason) for at, state, reason in told]
+        events = [msgspec.json.decode(lines[number]) for number in sorted(lines, key=int)]
+        return [Happening(at=at, state=state, reason=reason) for at, state, reason in events]
 
     async def set_terms(self, owner: str, **terms: Any) -> OwnerUsage:
         return await self._change(lambda change: self._rows.set_terms(change, owner, terms))

@@ -25,7 +25,7 @@ def put(connection: Connection, wanted: Sequence[PlaneRecord]) -> list[PlaneReco
             return None
     if len(new) == 1 and not insert_new(connection, records, _row(new[0])):
         return None
-    if len(new) > 1:  # under names that nobody had before, or it is an error
+    if len(new) > 1:  # under names that were never used before, or it is an error
         connection.execute(insert(records), [_row(one) for one in new])
     for one in changed:
         connection.execute(update(records).where(_is(one.kind, one.scope, one.name)).values(_row(one)))

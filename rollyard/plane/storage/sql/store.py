@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from rollyard.plane.storage.sql import hub, instances, keys, owned, pools, records, survey, sweep
+from rollyard.plane.storage.sql import hub, instances, keys, name_owners, pools, records, survey, sweep
 from rollyard.store.leases import moment
 from rollyard.store.methods import Records, reads, writes
 
@@ -43,8 +43,8 @@ class SqlPlane(Records):
     put_blob = writes(pools.put_blob)
     get_blob = reads(pools.get_blob)
     has_blob = reads(pools.has_blob)
-    own = writes(owned.own)
-    owners_of = reads(owned.owners_of)
+    own = writes(name_owners.own)
+    owners_of = reads(name_owners.owners_of)
 
     # what the compatible APIs keep
     put_records = writes(records.put)

@@ -25,7 +25,7 @@ def agree(connection: Connection, name: str, proposed: str) -> str:
 
 
 def take(connection: Connection, holder: str, *, now: float, ttl_s: float) -> int | None:
-    """A fencing number that nobody had before, or None while another holds the lease."""
+    """A new fencing number, or None while another holds the lease."""
     insert_new(connection, leases, {"name": _SWEEP, "holder": holder, "fence": 0, "expires_at": 0.0})
     free = or_(leases.c.holder == holder, leases.c.expires_at <= now)
     return connection.execute(

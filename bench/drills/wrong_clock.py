@@ -1,4 +1,4 @@
-"""`rollyard` on a machine whose clock is wrong: `python -m bench.drills.ahead SECONDS serve plane ...`.
+"""`rollyard` on a machine whose clock is wrong: `python -m bench.drills.wrong_clock SECONDS serve plane ...`.
 
 Only this process sees that time: what asks for it is given another answer before anything else is imported.
 """

@@ -29,17 +29,17 @@ async def run_once(sandbox: Sandbox, script: str) -> Exit:
     job_id = new_id("verify")
     lock = shlex.quote(f"{LOGS}/.{job_id}")
     guarded = f"mkdir {lock} 2>/dev/null || exit {_RUN_ALREADY}\n{script}"
-    job = await again(lambda: sandbox.start(guarded, job_id=job_id))
+    job = await retry_dropped(lambda: sandbox.start(guarded, job_id=job_id))
     try:
         while True:
             try:
                 done = await job.wait()
             except (StreamDropped, SandboxInterrupted):
-                job = await again(lambda: sandbox.job(job_id))
+                job = await retry_dropped(lambda: sandbox.job(job_id))
                 continue
             if done.exit_code != _RUN_ALREADY:
                 return done
-            first = await again(lambda: sandbox.job(job_id))
+            first = await retry_dropped(lambda: sandbox.job(job_id))
             if await first.poll() == _RUN_ALREADY:
                 raise SandboxInterrupted("the tests ran, but their end was lost with the connection")
             job = first
@@ -55,7 +55,7 @@ async def _end(job: Job) -> None:
         pass  # it is over, or its sandbox is; the sandbox is closed after judging
 
 
-async def again(act: Callable[[], Awaitable[T]], *, tries: int = _TRIES) -> T:
+async def retry_dropped(act: Callable[[], Awaitable[T]], *, tries: int = _TRIES) -> T:
     """Repeat something idempotent while the connection breaks."""
     for attempt in range(tries - 1):
         try:

@@ -25,8 +25,8 @@ class FoundRollout(msgspec.Struct, kw_only=True):
     more: int = 0
 
 
-async def find(store: Store, asked: PageQuery) -> dict[str, Any]:
-    query, run = asked.text("q") or "", asked.text("run")
+async def find(store: Store, parameters: PageQuery) -> dict[str, Any]:
+    query, run = parameters.text("q") or "", parameters.text("run")
     left = await index_missing(store, limit=_AT_ONCE) if query else 0
     texts = await store.find_texts(query, run_id=run, limit=_TEXTS) if query else []
     found: dict[str, FoundRollout] = {}

@@ -35,7 +35,7 @@ def reveal(command: str) -> str:
     text = _PERL_QUOTE.sub(r"\1", text)
     text = _fill_in(text)
     text = _WORD_LIST.sub(_spell_list, text)
-    return "\n".join([text, *_decoded(text)])
+    return "\n".join([text, *_decode(text)])
 
 
 def _fill_in(text: str) -> str:
@@ -62,7 +62,7 @@ def _spell_list(found: re.Match[str]) -> str:
     return f"{inner} {path}"
 
 
-def _decoded(text: str) -> Iterator[str]:
+def _decode(text: str) -> Iterator[str]:
     if _ESCAPED.search(text):
         yield _ESCAPED.sub(lambda found: chr(int(found[1], 16) if found[1] else int(found[2], 8)), text)
     for word in _BASE64.findall(text):

@@ -104,9 +104,9 @@ async def remove_links(sandbox: Sandbox, before: Before, now: Now, places: Seque
 
 async def guard_modules(sandbox: Sandbox, before: Before, workdir: str, texts: Iterable[str], user: str | None) -> None:
     """Python's own modules before those of the working directory, less the ones that these texts of the task speak of."""
-    asked = {name for text in texts for match in _FILE_NAMES.finditer(text) for name in match.groups() if name}
+    names = {name for text in texts for match in _FILE_NAMES.finditer(text) for name in match.groups() if name}
     known = [path.removesuffix(".py") for path in before.modules]
-    lines = [workdir.rstrip("/"), *sorted(asked & _GUARDED), *known]
+    lines = [workdir.rstrip("/"), *sorted(names & _GUARDED), *known]
     code = importlib.resources.files("rollyard.inside").joinpath("safe_path.py").read_bytes()
     await sandbox.write(f"{SAFE_PATH}/sitecustomize.py", code, mode=0o644, user=user)
     await sandbox.write(f"{SAFE_PATH}/keep", "".join(f"{line}\n" for line in lines), mode=0o644, user=user)

@@ -39,7 +39,7 @@ _SKIPS_CALLER = re.compile(
 _TESTS_ITSELF = re.compile(r"(?:^|[/_.])(?:testing|test|tests|conftest|benchmarks?|doctest\w*|pytest\w*)(?=[/_.])")
 
 
-def replaced(change: FileChange, judges: Judges) -> str | None:
+def find_replacement(change: FileChange, judges: Judges) -> str | None:
     """The line that puts something else into a module or class that is not of the project."""
     if not change.path.endswith(".py") or (is_test(change.path) and PurePosixPath(change.path).name != "conftest.py"):
         return None
@@ -55,7 +55,7 @@ def replaced(change: FileChange, judges: Judges) -> str | None:
     return None
 
 
-def reached(change: FileChange) -> str | None:
+def find_inspection(change: FileChange) -> str | None:
     """The line that looks around or skips what called it, in code that is no test and no help for tests."""
     if not change.path.endswith(".py") or _TESTS_ITSELF.search(change.path):
         return None

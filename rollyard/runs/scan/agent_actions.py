@@ -1,4 +1,4 @@
-"""What an agent did, in the order it did it: `Deeds`, read from a rollout's calls and its file changes."""
+"""What an agent did, in the order it did it: `AgentActions`, read from a rollout's calls and its file changes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import msgspec
 
 from rollyard.core.message import Message, ToolCall
 from rollyard.core.rollout import Rollout
+from rollyard.runs.scan.deobfuscate import reveal
 from rollyard.runs.scan.diff import FileChange, read_diff
 from rollyard.runs.scan.judges import Judges, find_judges
-from rollyard.runs.scan.reveal import reveal
 from rollyard.runs.scan.tool_call import FileWrite, read_call, run_text, written_texts
 
 _FILE_NAMES = re.compile(r"[\w.-]+")
@@ -39,7 +39,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     call: int | None = None
 
 
-class Deed(msgspec.Struct, frozen=True, kw_only=True):
+class AgentAction(msgspec.Struct, frozen=True, kw_only=True):
     """One tool call with what came back. `command` is what a shell or an interpreter was given, else the arguments; `reads` and
     `writes` are files that the agent's own tools were pointed at."""
 
@@ -65,23 +65,23 @@ class Deed(msgspec.Struct, frozen=True, kw_only=True):
         return reveal("\n".join(filter(None, [run_text(self.command), self.scripts])))
 
 
-class Deeds(msgspec.Struct, frozen=True, kw_only=True, dict=True):
+class AgentActions(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     rollout: Rollout
-    tools: tuple[Deed, ...]
+    tools: tuple[AgentAction, ...]
     said: tuple[tuple[int, str], ...]  # what the model said, by call
     changes: tuple[FileChange, ...]  # of the diff; of the agent's own file tools where there is none
 
     @classmethod
-    def of(cls, rollout: Rollout) -> Deeds:
+    def of(cls, rollout: Rollout) -> AgentActions:
         answers = list(_answers(rollout))
         results = _results(rollout)
-        read = (_deed(seq, call, results) for seq, message in answers for call in message.tool_calls)
+        read = (_read_action(seq, call, results) for seq, message in answers for call in message.tool_calls)
         tools = tuple(_with_scripts(read))
         return cls(
             rollout=rollout,
             tools=tools,
             said=tuple((seq, message.text) for seq, message in answers if message.text),
-            changes=read_diff(patch) if (patch := _patch(rollout)) else tuple(_told_changes(rollout, tools)),
+            changes=read_diff(patch) if (patch := _patch(rollout)) else tuple(_reported_changes(rollout, tools)),
         )
 
     @cached_property
@@ -113,15 +113,15 @@ class Deeds(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         )
 
     def find_in_call(
-        self, scanner: str, invalidates: Invalidates, message: str, deed: Deed, excerpt: str | None = None
+        self, scanner: str, invalidates: Invalidates, message: str, action: AgentAction, excerpt: str | None = None
     ) -> Finding:
         """`excerpt` where these are bytes of the call; what was only revealed is shown by the call itself."""
-        shown = excerpt if excerpt is not None and excerpt.strip() in deed.command else deed.command
-        return self.find(scanner, invalidates, message, where="tool call", excerpt=shown, call=deed.call)
+        shown = excerpt if excerpt is not None and excerpt.strip() in action.command else action.command
+        return self.find(scanner, invalidates, message, where="tool call", excerpt=shown, call=action.call)
 
     def call_that_wrote(self, path: str) -> int | None:
         name = PurePosixPath(path).name
-        return next((deed.call for deed in reversed(self.tools) if name in deed.command), None)
+        return next((action.call for action in reversed(self.tools) if name in action.command), None)
 
 
 def _patch(rollout: Rollout) -> str:
@@ -164,31 +164,35 @@ def _unwrap(text: str) -> str:
     return "\n".join([*printed, *([f"exit code {code}"] if code else [])]) if printed else text
 
 
-def _deed(seq: int, call: ToolCall, results: Mapping[str, tuple[str, bool]]) -> Deed:
+def _read_action(seq: int, call: ToolCall, results: Mapping[str, tuple[str, bool]]) -> AgentAction:
     result, failed = results.get(call.id, ("", False))
     command, reads, writes = read_call(call.name, call.arguments)
-    return Deed(call=seq, tool=call.name, command=command, result=result, failed=failed, reads=reads, writes=writes)
+    return AgentAction(
+        call=seq, tool=call.name, command=command, result=result, failed=failed, reads=reads, writes=writes
+    )
 
 
-def _with_scripts(deeds: Iterator[Deed]) -> Iterator[Deed]:
+def _with_scripts(actions: Iterator[AgentAction]) -> Iterator[AgentAction]:
     """What a program does that the agent wrote itself is done by the call that runs it."""
     texts: dict[str, str] = {}
-    for deed in deeds:
+    for action in actions:
         words = (
-            set(_FILE_NAMES.findall(deed.command)) if texts and not deed.writes and _RUNS.search(deed.command) else ()
+            set(_FILE_NAMES.findall(action.command))
+            if texts and not action.writes and _RUNS.search(action.command)
+            else ()
         )
         ran = [text for name, text in texts.items() if name in words]
-        yield msgspec.structs.replace(deed, scripts="\n".join(ran)[:_MOST_SCRIPT]) if ran else deed
+        yield msgspec.structs.replace(action, scripts="\n".join(ran)[:_MOST_SCRIPT]) if ran else action
         for path, text in [
-            *((write.path, "\n".join(write.added)) for write in deed.writes if not write.gone),
-            *written_texts(deed.command),
+            *((write.path, "\n".join(write.added)) for write in action.writes if not write.gone),
+            *written_texts(action.command),
         ]:
             texts[PurePosixPath(path).name] = text
 
 
-def _told_changes(rollout: Rollout, tools: tuple[Deed, ...]) -> Iterator[FileChange]:
+def _reported_changes(rollout: Rollout, tools: tuple[AgentAction, ...]) -> Iterator[FileChange]:
     workdir = (rollout.task.workdir or "/app").rstrip("/") + "/"
-    for write in (write for deed in tools if not deed.failed for write in deed.writes):
+    for write in (write for action in tools if not action.failed for write in action.writes):
         yield FileChange(
             path=write.path.removeprefix(workdir),
             new=write.new,

@@ -1,4 +1,4 @@
-"""A worker of an existing run on a machine whose clock jumps: `python -m bench.drills.jumping_worker STORE RUN SECONDS`.
+"""A worker of an existing run on a machine whose clock jumps: `python -m bench.drills.clock_jump_worker STORE RUN SECONDS`.
 
 Only this process sees that time: what asks for it is given another answer before anything else is imported. By its clock every
 lease of the others has run out.

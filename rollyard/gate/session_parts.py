@@ -92,7 +92,7 @@ def missing_parts(own: OwnParts) -> dict[str, str]:
 
 
 def changed_tools(own: OwnParts, offered: tuple[OwnTool, ...]) -> list[str]:
-    """The names of tools that the agent was told of otherwise."""
+    """The names of tools that the agent was described otherwise."""
     before, now = ({tool.name: tool.schema for tool in tools} for tools in (own.tools, offered))
     return sorted(name for name in before.keys() | now.keys() if before.get(name) != now.get(name))
 

@@ -1,4 +1,4 @@
-"""A cable between a program and its database that can be pulled: bytes wait, and no side hears that the other is gone."""
+"""A connection between a program and its database that can be cut: bytes wait, and neither side learns that the other is gone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from asyncio import StreamReader, StreamWriter
 from typing import Self
 
 
-class Cable:
+class BreakableLink:
     """`port` leads to `host:far`."""
 
     def __init__(self, host: str, far: int) -> None:
@@ -18,16 +18,16 @@ class Cable:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def lay(cls, host: str, far: int) -> Self:
-        cable = cls(host, far)
-        cable._server = await asyncio.start_server(cable._connect, host, 0)
-        cable.port = cable._server.sockets[0].getsockname()[1]
-        return cable
+    async def open(cls, host: str, far: int) -> Self:
+        link = cls(host, far)
+        link._server = await asyncio.start_server(link._connect, host, 0)
+        link.port = link._server.sockets[0].getsockname()[1]
+        return link
 
-    def pull(self) -> None:
+    def cut(self) -> None:
         self._whole.clear()
 
-    def mend(self) -> None:
+    def restore(self) -> None:
         self._whole.set()
 
     def close(self) -> None:
