@@ -19,12 +19,25 @@ T = TypeVar("T")
 DEADLINE_S = 60.0
 GATHER_S, QUIET_S = 0.006, 0.001
 SLOW_S = 0.001  # a `gather_s` from which on a write that comes alone waits too: its caller took long anyway
+MOST_S, MOST_DISTANT_S = 0.03, 0.1  # that count of a `gather_s`
 BUSY_S = 0.02  # batches that follow each other faster than this are load
 
 
 class WaitingWork(NamedTuple):
     work: Work[Any]
     future: asyncio.Future[Any]
+
+
+def resolve(works: Sequence[WaitingWork], results: Sequence[Any]) -> None:
+    """In their loop. A result that is an exception is raised for its caller."""
+    for waiting, result in zip(works, results, strict=True):
+        future = waiting.future
+        if future.done():
+            continue
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
 
 
 class Batch:
@@ -43,17 +56,10 @@ class Batch:
         return max(self.earliest, min(self.latest, self.newest + QUIET_S))
 
     def resolve(self, results: Sequence[Any]) -> None:
-        """In its loop. A result that is an exception is raised for its caller."""
+        """In its loop."""
         if self.timer is not None:
             self.timer.cancel()
-        for waiting, result in zip(self.works, results, strict=True):
-            future = waiting.future
-            if future.done():
-                continue
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+        resolve(self.works, results)
 
     def expire(self) -> None:
         late = StoreError(f"the database took no write for {DEADLINE_S:.0f} s", hint="is its disk full?")
@@ -63,12 +69,13 @@ class Batch:
 
 
 class Batches:
-    """`take` is given each batch when it is complete, in its loop."""
+    """`take` is given each batch when it is complete, in its loop. A `distant` database is one that other machines write to as
+    well: how busy it is cannot be seen from here, so a write that may wait does, and longer; and `take` sees to deadlines."""
 
-    def __init__(self, take: Callable[[Batch], None]) -> None:
-        self._take = take
+    def __init__(self, take: Callable[[Batch], None], *, distant: bool = False) -> None:
+        self._take, self._distant = take, distant
         self._gathering: dict[asyncio.AbstractEventLoop, Batch] = {}
-        self._handed_at = 0.0
+        self._handed_at = -math.inf
         self._alone: asyncio.Future[Any] | None = None  # of the last work, where it went by itself
 
     async def write(self, work: Work[T]) -> T:
@@ -78,8 +85,9 @@ class Batches:
         if batch is None:
             batch = self._gathering[loop] = Batch(loop)
         now = batch.newest = loop.time()
-        least = getattr(work, "gather_s", 0.0)
-        if now - self._handed_at < BUSY_S and (least >= SLOW_S or self._alone is None or not self._alone.done()):
+        least = min(getattr(work, "gather_s", 0.0), MOST_DISTANT_S if self._distant else MOST_S)
+        busy = self._distant or now - self._handed_at < BUSY_S
+        if busy and (least >= SLOW_S or self._alone is None or not self._alone.done()):
             batch.earliest = min(batch.earliest, now + least)
             batch.latest = min(batch.latest, now + max(GATHER_S, least))
         else:
@@ -111,5 +119,6 @@ class Batches:
             del self._gathering[batch.loop]
             self._handed_at = batch.loop.time()
             self._alone = batch.works[0].future if len(batch.works) == 1 else None
-            batch.timer = batch.loop.call_later(DEADLINE_S, batch.expire)
+            if not self._distant:
+                batch.timer = batch.loop.call_later(DEADLINE_S, batch.expire)
             self._take(batch)

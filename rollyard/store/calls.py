@@ -19,7 +19,7 @@ from rollyard.store.call_rows import call_row, decode_record, read_body, read_no
 from rollyard.store.database import Put
 from rollyard.store.schema import calls, sessions
 
-GATHER_SHARE, MOST_GATHER_S = 0.05, 0.03  # of a call's own time, and in seconds
+GATHER_SHARE = 0.05  # of a call's own time
 LARGE = 128 * 1024  # bytes of bodies
 _put_calls = Put(calls, tuple(column.name for column in calls.columns), there="fail")
 _put_sessions = Put(sessions, tuple(column.name for column in sessions.columns), there="replace")
@@ -39,6 +39,7 @@ class CommitCall:
     claim was taken over is closed."""
 
     __slots__ = ("_blobs", "_nodes", "_repeated", "_rows", "record")
+    shares = True
 
     def __init__(self, record: CallRecord, nodes: Sequence[Node], blobs: Mapping[bytes, Blob]) -> None:
         self.record, self._nodes, self._blobs = record, nodes, blobs
@@ -69,7 +70,7 @@ class CommitCall:
     def gather_s(self) -> float:
         """A small part of what the call took anyway."""
         took = (self.record.finished_at or 0.0) - self.record.received_at
-        return min(GATHER_SHARE * took, MOST_GATHER_S)
+        return GATHER_SHARE * took
 
     def __call__(self, connection: Connection) -> None:
         (refusal,) = commit_rows(connection, [self.prepare()])

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +21,7 @@ from sqlalchemy.pool import NullPool
 
 from rollyard.core.errors import Error, StoreError
 from rollyard.store import sqlite_file
-from rollyard.store.database import Work, prepare
+from rollyard.store.database import Work, prepare, run_works
 
 Synchronous = Literal["normal", "full"]
 
@@ -101,7 +100,7 @@ def _transaction(connection: Connection, works: Sequence[Work[Any]]) -> list[Any
     driver: Any = connection.connection.driver_connection
     _execute_when_free(driver, "BEGIN IMMEDIATE")
     try:
-        results = _run_works(connection, works)
+        results = run_works(connection, works)
         connection.commit()
         if driver.in_transaction:
             driver.execute("COMMIT")
@@ -127,15 +126,6 @@ def _execute_when_free(driver: sqlite3.Connection, statement: str) -> None:
             return
         time.sleep(pause)
         pause = min(1.5 * pause, LONGEST_PAUSE_S)
-
-
-def _run_works(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
-    """In order; neighbours that know how are done `together`."""
-    results: list[Any] = []
-    for together, group in groupby(works, key=lambda work: getattr(work, "together", None)):
-        alike = list(group)
-        results += [work(connection) for work in alike] if together is None else together(connection, alike)
-    return results
 
 
 def _prepare_connection(synchronous: Synchronous, checkpoint_pages: int) -> Callable[[Any, Any], None]:

@@ -38,7 +38,7 @@ from rollyard.store import runs as _runs
 from rollyard.store import sweep as _sweep
 from rollyard.store import texts as _texts
 from rollyard.store.data_frames import RolloutList
-from rollyard.store.database import Database
+from rollyard.store.database import Database, SmallOperation
 from rollyard.store.event_order import EventOrder
 from rollyard.store.methods import Records, reads, writes, writes_at, writes_lease
 from rollyard.store.migrate import prepare
@@ -48,7 +48,8 @@ from rollyard.store.sqlite_writer import Synchronous
 from rollyard.store.values import StoredEvent
 from rollyard.trajectory.trajectory import Trajectory
 
-_STREAMED = 64  # rollouts read at once while streaming; and their calls, where these are read too
+_STREAMED = 64  # rollouts read at first while streaming; and calls read at once, where these are read too
+_LONGEST_READ, _READ_CHARACTERS = 1024, 1_000_000  # later as many as have about so many characters
 
 
 class Store(Records):
@@ -95,8 +96,8 @@ class Store(Records):
     async def commit(self, record: CallRecord, nodes: Sequence[Node], blobs: Mapping[bytes, Blob]) -> None:
         await self.database.write(_calls.CommitCall(record, nodes, blobs))
 
-    save_session = writes(_calls.save_session)
-    close_session = writes(_calls.close_session)
+    save_session = writes(_calls.save_session, small=True)
+    close_session = writes(_calls.close_session, small=True)
     session = reads(_calls.session)
     sessions = reads(_calls.all_sessions)
     load_calls = reads(_calls.load)
@@ -129,7 +130,7 @@ class Store(Records):
         return await self._renew_all(held, ttl_s=ttl_s) if held else set()
 
     reclaim = writes_lease(_leases.reclaim)
-    release = writes_lease(_leases.give_back)
+    release = writes_lease(_leases.give_back, small=True)
 
     async def expire(self, lease: Lease) -> bool:
         """End the lease of an owner that is known to be dead, before its time is up."""
@@ -150,7 +151,7 @@ class Store(Records):
 
     # rollouts
 
-    commit_rollout = writes_at(_rollouts.commit)
+    commit_rollout = writes_at(_rollouts.commit, small=True)
 
     async def get_rollout(self, rollout_id: str) -> Rollout:
         """A rollout whole: task, verdict, files and trajectory."""
@@ -159,20 +160,21 @@ class Store(Records):
 
     async def rollouts(self, run_id: str | None = None, *, trajectories: bool = False) -> AsyncGenerator[Rollout]:
         """All rollouts of a run, or of the store, in the order they were begun, a few in memory at a time; without files."""
-        last = ""
+        last, limit = "", _STREAMED
         tasks: dict[bytes, Task] = {}
         while True:
-            work = partial(_rollouts.after, run_id=run_id, last=last, limit=_STREAMED, tasks=tasks)
-            found = await self.database.read(work)
+            work = partial(_rollouts.after, run_id=run_id, last=last, limit=limit, tasks=tasks)
+            found, size = await self.database.read(work)
             if trajectories:
                 async for rollout in self._with_calls(found):
                     yield rollout
             else:
                 for rollout in found:
                     yield rollout
-            if len(found) < _STREAMED:
+            if len(found) < limit:
                 return
             last = found[-1].id
+            limit = max(1, min(2 * limit, _LONGEST_READ, len(found) * _READ_CHARACTERS // max(1, size)))
 
     async def _with_calls(self, found: Sequence[Rollout]) -> AsyncGenerator[Rollout]:
         """With their trajectories: those of a few small ones come with one read, a large one alone."""
@@ -223,12 +225,12 @@ class Store(Records):
     async def event(self, *new: Event) -> None:
         """Append what happened, as it happens."""
         if new:
-            await self.database.write(partial(_events.append, new=list(new)))
+            await self.database.write(SmallOperation(_events.append, list(new)))
 
     async def events_under(self, told: Sequence[tuple[Lease, Event]]) -> None:
         """Append what happened under claims; of a claim that was lost, nothing."""
         if told:
-            await self.database.write(partial(_events.append_held, told=told))
+            await self.database.write(SmallOperation(_events.append_held, told))
 
     async def latest_event(self) -> int:
         """The number of the newest event, to go on from; 0 when there is none."""
