@@ -164,13 +164,12 @@ class PostgresDatabase:
             finally:
                 self._free.append(seat)
 
-    async def alter(self, *statements: str) -> None:
+    async def alter(self, work: Work[T]) -> T:
         try:
-            async with self._engine.begin() as connection:
-                for statement in statements:
-                    await connection.exec_driver_sql(statement)
-        except (SQLAlchemyError, OSError) as error:
-            raise StoreError(f"the database {self.where} refused: {error}") from error
+            return await self._begin(work)
+        except _Again as why:
+            hint = "give the command again once the server answers: it begins anew"
+            raise StoreError(f"the database {self.where} went away: {why}", hint=hint) from why
 
     async def backup(self, target: Path) -> None:
         raise Unsupported("backup copies a SQLite store", hint=f"use pg_dump --file {target} for this one")

@@ -34,7 +34,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SoughtText(NamedTuple):
-    """`pattern` decides about a line. `words` are on each line that it matches, and `plain` is: the database looks for these."""
+    """`pattern` decides about a line. Where each line that it matches has `words` on it, or `plain`, the database looks for these
+    first."""
 
     pattern: re.Pattern[str]
     words: tuple[str, ...] = ()
@@ -50,8 +51,9 @@ def compile_text(text: str, *, regex: bool, ignore_case: bool) -> SoughtText:
         ) from error
     if regex:
         return SoughtText(pattern)
-    exact = bool(text) and not ignore_case and text.isprintable()  # what no database takes is not printable
-    return SoughtText(pattern, tuple(_find_whole_words(text)), text if exact else None)
+    if text and not ignore_case and text.isprintable():  # what no database takes is not printable
+        return SoughtText(pattern, plain=text)
+    return SoughtText(pattern, words=tuple(_find_whole_words(text)))
 
 
 def _find_whole_words(text: str) -> list[str]:

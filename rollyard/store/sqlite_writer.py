@@ -9,11 +9,12 @@ A new file is made with the first write, so that a caller who is refused before 
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
@@ -24,7 +25,9 @@ from rollyard.store import sqlite_file
 from rollyard.store.database import Work, prepare, run_works
 
 Synchronous = Literal["normal", "full"]
+T = TypeVar("T")
 
+ALTER_KB = 32_768  # pages in memory while an index is made
 CHECKPOINT_PAGES = 2000  # of the write-ahead log, until a transaction brings them into the file
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.00005, 0.001  # between two tries for the lock that another process has
 
@@ -96,9 +99,28 @@ class SQLiteWriter:
         return wrapped
 
 
-def _transaction(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
+def alter(path: Path, work: Work[T], links: list[sqlite3.Connection]) -> T:
+    """One transaction on a connection of its own, however long it takes, and however long another process writes before it.
+    `links` is given the connection."""
+    engine = create_engine("sqlite://", creator=sqlite_file.connect(path, check_same_thread=False), poolclass=NullPool)
+    event.listen(engine, "connect", _prepare_connection("normal", CHECKPOINT_PAGES))
+    try:
+        with engine.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            links.append(driver)
+            driver.execute(f"PRAGMA cache_size=-{ALTER_KB}")
+            return _transaction(connection, [work], wait_s=math.inf)[0]
+    except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+        raise sqlite_file.explain(error, str(path)) from error
+    finally:
+        engine.dispose()
+
+
+def _transaction(
+    connection: Connection, works: Sequence[Work[Any]], wait_s: float = sqlite_file.BUSY_MS / 1000
+) -> list[Any]:
     driver: Any = connection.connection.driver_connection
-    _execute_when_free(driver, "BEGIN IMMEDIATE")
+    _execute_when_free(driver, "BEGIN IMMEDIATE", wait_s)
     try:
         results = run_works(connection, works)
         connection.commit()
@@ -112,10 +134,10 @@ def _transaction(connection: Connection, works: Sequence[Work[Any]]) -> list[Any
     return results
 
 
-def _execute_when_free(driver: sqlite3.Connection, statement: str) -> None:
+def _execute_when_free(driver: sqlite3.Connection, statement: str, wait_s: float = sqlite_file.BUSY_MS / 1000) -> None:
     """SQLite's own waiting for the lock sleeps for up to 100 ms at a time, a hundred times as long as a transaction takes:
     processes that write to one file would wait for each other most of the time. For `journal_mode` it does not wait at all."""
-    until, pause = time.monotonic() + sqlite_file.BUSY_MS / 1000, SHORTEST_PAUSE_S
+    until, pause = time.monotonic() + wait_s, SHORTEST_PAUSE_S
     while True:
         try:
             driver.execute(statement).fetchall()

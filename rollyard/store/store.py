@@ -102,6 +102,7 @@ class Store(Records):
     sessions = reads(_calls.all_sessions)
     load_calls = reads(_calls.load)
     load_blob = reads(_calls.load_body)
+    load_own_bodies = reads(_calls.load_own_bodies)
 
     async def trajectory(self, rollout_id: str) -> Trajectory:
         """The graph of a rollout's calls, as it was when the last of them was committed."""
@@ -185,7 +186,7 @@ class Store(Records):
             if calls < _STREAMED and number < len(found):
                 continue
             ids = [rollout.id for rollout in waiting]
-            loaded = await self.database.read(lambda connection, ids=ids: [_calls.load(connection, id) for id in ids])
+            loaded = await self.database.read(partial(_calls.load_several, rollout_ids=ids))
             for one, of_one in zip(waiting, loaded, strict=True):
                 yield replace(one, trajectory=Trajectory.restore(one.id, *of_one))
             waiting, calls = [], 0

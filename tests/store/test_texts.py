@@ -92,12 +92,18 @@ async def test_a_pattern_reads_only_rollouts_that_can_have_it(store):
     await ended(store, "ro1", "the quick brown fox")
     await ended(store, "ro2", "the slow brown fox")
     await ended(store, "ro3", "a quick brown cat", calls=False)
-    plain = partial(compile_text, regex=False, ignore_case=False)
-    assert plain("the quick brown fox").words == ("quick", "brown")
-    assert plain("quick").words == ()
+    plain = partial(compile_text, regex=False)
+    assert plain("the quick brown fox", ignore_case=True).words == ("quick", "brown")
+    assert plain("quick", ignore_case=True).words == ()
     assert await store.rollouts_with(["quick"]) == {"ro1", "ro3"}
-    assert [found.rollout_id async for found in search(store, plain("a quick brown"))] == ["ro3"]
-    assert [found.rollout_id async for found in search(store, plain("quick brown"))] == ["ro1", "ro3"]
+    for ignore_case in (False, True):
+        for sought, there in (
+            ("a quick brown", ["ro3"]),
+            ("quick brown", ["ro1", "ro3"]),
+            ("Quick", ["ro1", "ro3"] * ignore_case),
+        ):
+            found = search(store, plain(sought, ignore_case=ignore_case))
+            assert [one.rollout_id async for one in found] == there
 
 
 async def test_of_a_very_long_rollout_the_beginning_is_there_and_a_pattern_still_reads_it(store):
