@@ -25,7 +25,7 @@ from rollyard.core.errors import StoreError
 from rollyard.store import sqlite_file
 from rollyard.store.batches import DEADLINE_S, Batch, Batches
 from rollyard.store.database import Work
-from rollyard.store.sqlite_writer import SQLiteWriter, Synchronous, alter
+from rollyard.store.sqlite_writer import LongTransaction, SQLiteWriter, Synchronous
 from rollyard.store.writer_link import WriterLink
 
 T = TypeVar("T")
@@ -98,12 +98,11 @@ class SQLite:
             raise sqlite_file.explain(error, self.where) from error
 
     async def alter(self, work: Work[T]) -> T:
-        links = list[sqlite3.Connection]()
+        transaction = LongTransaction(self.path)
         try:
-            return await asyncio.to_thread(alter, self.path, work, links)
+            return await asyncio.to_thread(transaction.run, work)
         except asyncio.CancelledError:
-            for link in links:
-                link.interrupt()  # the loop waits for its threads before it ends
+            transaction.stop()  # the loop waits for its threads before it ends
             raise
 
     async def backup(self, target: Path) -> None:

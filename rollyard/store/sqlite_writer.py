@@ -9,12 +9,11 @@ A new file is made with the first write, so that a caller who is refused before 
 
 from __future__ import annotations
 
-import math
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
@@ -27,7 +26,7 @@ from rollyard.store.database import Work, prepare, run_works
 Synchronous = Literal["normal", "full"]
 T = TypeVar("T")
 
-ALTER_KB = 32_768  # pages in memory while an index is made
+LONG_KB, LONG_PAUSE_S = 32_768, 0.05  # of a long transaction: pages in memory, and between two tries for the lock
 CHECKPOINT_PAGES = 2000  # of the write-ahead log, until a transaction brings them into the file
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.00005, 0.001  # between two tries for the lock that another process has
 
@@ -99,28 +98,55 @@ class SQLiteWriter:
         return wrapped
 
 
-def alter(path: Path, work: Work[T], links: list[sqlite3.Connection]) -> T:
-    """One transaction on a connection of its own, however long it takes, and however long another process writes before it.
-    `links` is given the connection."""
-    engine = create_engine("sqlite://", creator=sqlite_file.connect(path, check_same_thread=False), poolclass=NullPool)
-    event.listen(engine, "connect", _prepare_connection("normal", CHECKPOINT_PAGES))
-    try:
-        with engine.connect() as connection:
-            driver: Any = connection.connection.driver_connection
-            links.append(driver)
-            driver.execute(f"PRAGMA cache_size=-{ALTER_KB}")
-            return _transaction(connection, [work], wait_s=math.inf)[0]
-    except (SQLAlchemyError, sqlite3.Error, OSError) as error:
-        raise sqlite_file.explain(error, str(path)) from error
-    finally:
-        engine.dispose()
+class LongTransaction:
+    """One transaction on a connection of its own, however long it takes, and however long other processes write before it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stopped = False
+        self._driver: sqlite3.Connection | None = None
+
+    def run(self, work: Work[T]) -> T:
+        connect = sqlite_file.connect(self._path, check_same_thread=False)
+        engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
+        event.listen(engine, "connect", _prepare_connection("normal", CHECKPOINT_PAGES))
+        try:
+            with engine.connect() as connection:
+                self._driver = driver = cast(sqlite3.Connection, connection.connection.driver_connection)
+                driver.execute(f"PRAGMA cache_size=-{LONG_KB}")
+                while not self._begins(driver):
+                    time.sleep(LONG_PAUSE_S)
+                return _finish(connection, [work])[0]
+        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+            raise sqlite_file.explain(error, str(self._path)) from error
+        finally:
+            engine.dispose()
+
+    def stop(self) -> None:
+        """From another thread: `run` raises."""
+        self._stopped = True
+        if self._driver is not None:
+            self._driver.interrupt()
+
+    def _begins(self, driver: sqlite3.Connection) -> bool:
+        try:
+            driver.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or self._stopped:
+                raise
+            return False
+        return True
 
 
-def _transaction(
-    connection: Connection, works: Sequence[Work[Any]], wait_s: float = sqlite_file.BUSY_MS / 1000
-) -> list[Any]:
+def _transaction(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
     driver: Any = connection.connection.driver_connection
-    _execute_when_free(driver, "BEGIN IMMEDIATE", wait_s)
+    _execute_when_free(driver, "BEGIN IMMEDIATE")
+    return _finish(connection, works)
+
+
+def _finish(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
+    """Of a transaction that has begun: all of it, or nothing."""
+    driver: Any = connection.connection.driver_connection
     try:
         results = run_works(connection, works)
         connection.commit()
@@ -137,7 +163,7 @@ def _transaction(
 def _execute_when_free(driver: sqlite3.Connection, statement: str, wait_s: float = sqlite_file.BUSY_MS / 1000) -> None:
     """SQLite's own waiting for the lock sleeps for up to 100 ms at a time, a hundred times as long as a transaction takes:
     processes that write to one file would wait for each other most of the time. For `journal_mode` it does not wait at all."""
-    until, pause = time.monotonic() + wait_s, SHORTEST_PAUSE_S
+    until, pause = time.monotonic() + sqlite_file.BUSY_MS / 1000, SHORTEST_PAUSE_S
     while True:
         try:
             driver.execute(statement).fetchall()
