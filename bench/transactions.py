@@ -1,8 +1,9 @@
-"""What a worker's writes cost a PostgreSQL server: `python -m bench.transactions [--at-once 1 8 64]`.
+"""What a worker's writes cost a PostgreSQL server: `python -m bench.transactions [--at-once 32 256]`.
 
 Rollouts of twenty calls go through all that a worker writes (claim, session opened, calls, session closed, commit), so many of
 them side by side in one process, with pauses between two calls as agents make them. Counted are the server's own: transactions,
-statements, log, and the CPU of its processes, each by write. The more writes come at the same time, the more share one.
+statements, log, and the CPU of its processes, each by write; once with a transaction for each write, and once as it is, by turns.
+From these follows what a transaction costs, and what a write in it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import random
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import asyncpg
@@ -26,6 +28,8 @@ from rollyard.core.lease import Attempt
 from rollyard.core.protocols import SessionRecord
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
+from rollyard.store.calls import CommitCall
+from rollyard.store.database import SmallOperation
 from rollyard.testing.call_log import conversation
 from tests.servers.postgres import PostgresServer
 
@@ -126,21 +130,39 @@ def count_statements(server: PostgresServer) -> None:
     asyncio.run(ask("CREATE EXTENSION pg_stat_statements"))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--at-once", type=int, nargs="*", default=[1, 8, 64, 256])
-    parser.add_argument("--rollouts", type=int, default=100)
-    parser.add_argument("--turn-s", type=float, default=0.5)
-    options = parser.parse_args()
+def compare(at_once: int, turn_s: float, rounds: int = 2) -> tuple[float, float]:
+    """Seconds of the server's CPU for a transaction, and for a write in it."""
     server = PostgresServer()
+    points: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     try:
         count_statements(server)
-        for at_once in options.at_once:
-            found = uvloop.run(measure(server, at_once, max(at_once, options.rollouts), options.turn_s))
-            for name, value in found.items():
-                note(f"{name}{'' if '/s' in name else ' of a write'}, {at_once} rollouts at once", value)
+        uvloop.run(measure(server, 64, 64, 0.1))  # the server's first is another
+        for shares in (False, True) * rounds:
+            SmallOperation.shares = CommitCall.shares = shares
+            points[shares].append(uvloop.run(measure(server, at_once, at_once, turn_s)))
     finally:
+        SmallOperation.shares = CommitCall.shares = True
         server.close()
+    mean = {s: {name: fmean(one[name] for one in found) for name in found[0]} for s, found in points.items()}
+    for shares, found in mean.items():
+        for name, value in found.items():
+            way = "shared" if shares else "alone"
+            note(f"{name}{'' if '/s' in name else ' of a write'}, {at_once} rollouts, {way}", value)
+    cpu, transactions = ([mean[s][name] for s in (False, True)] for name in ("ms of CPU", "transactions"))
+    transaction_ms = (cpu[0] - cpu[1]) / (transactions[0] - transactions[1])
+    write_ms = cpu[0] - transaction_ms * transactions[0]
+    note(f"ms of CPU of a transaction, {at_once} rollouts", transaction_ms)
+    note(f"ms of CPU of a write in it, {at_once} rollouts", write_ms)
+    return transaction_ms / 1000, write_ms / 1000
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--at-once", type=int, nargs="*", default=[256])
+    parser.add_argument("--turn-s", type=float, default=2.0)
+    options = parser.parse_args()
+    for at_once in options.at_once:
+        compare(at_once, options.turn_s)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ from rollyard.store.values import StoredEvent
 from rollyard.trajectory.trajectory import Trajectory
 
 _STREAMED = 64  # rollouts read at first while streaming; and calls read at once, where these are read too
-_LONGEST_READ, _READ_CHARACTERS = 1024, 1_000_000  # later as many as have about so many characters
+_LONGEST_READ, _READ_CHARACTERS = 256, 1_000_000  # later as many as have about so many characters
 
 
 class Store(Records):

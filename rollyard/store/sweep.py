@@ -85,11 +85,10 @@ class _Used:
             ") SELECT digest FROM more"
         )
 
-    def among(self, digests: Sequence[bytes]) -> set[bytes]:
-        """Those of a part of all digests, which come in order."""
-        between = "SELECT digest FROM used WHERE digest BETWEEN ? AND ?"
-        found = self._database.execute(between, (digests[0], digests[-1])) if digests else ()
-        return {digest for (digest,) in found}
+    def lacks(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Those that are not in use. One by one: between two of them may lie a million that are."""
+        ask = "SELECT 1 FROM used WHERE digest = ?"
+        return [digest for digest in digests if self._database.execute(ask, (digest,)).fetchone() is None]
 
     def close(self) -> None:
         self._database.close()
@@ -154,9 +153,7 @@ async def _follow_differences(database: Database, used: _Used) -> None:
 async def _find_unused(database: Database, used: _Used) -> AsyncGenerator[list[bytes]]:
     unused: list[bytes] = []
     async for found in _stream(database, blobs, blobs.c.digest):
-        digests = [bytes(digest) for digest in found]
-        kept = await asyncio.to_thread(used.among, digests)
-        unused += [digest for digest in digests if digest not in kept]
+        unused += await asyncio.to_thread(used.lacks, [bytes(digest) for digest in found])
         while len(unused) >= AT_ONCE:
             yield unused[:AT_ONCE]
             unused = unused[AT_ONCE:]

@@ -168,11 +168,11 @@ async def locked_calls(store_url):
 
 @pytest.fixture
 def impatient(monkeypatch):
-    """A write may take 0.3 s, and who waits for a migration is told of it 100 times a second."""
-    monkeypatch.setattr(postgres, "DEADLINE_S", 0.3)
-    monkeypatch.setattr(batches, "DEADLINE_S", 0.3)
+    """A write may take 4 s, and who waits for a migration is told of it 20 times a second."""
+    monkeypatch.setattr(postgres, "DEADLINE_S", 4.0)
+    monkeypatch.setattr(batches, "DEADLINE_S", 4.0)
     for name in ("TELL_FIRST_S", "TELL_EVERY_S"):
-        monkeypatch.setattr(migrate, name, 0.01)
+        monkeypatch.setattr(migrate, name, 0.05)
 
 
 async def test_several_that_open_an_old_store_wait_as_long_as_one_of_them_migrates_it(old_store, impatient, caplog):
@@ -183,7 +183,7 @@ async def test_several_that_open_an_old_store_wait_as_long_as_one_of_them_migrat
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         async with locked_calls(old_store):
             opening = [group.create_task(open_store()) for _ in range(3)]
-            await until(lambda: len(caplog.records) > 3 * 50 or any(task.done() for task in opening))
+            await until(lambda: len(caplog.records) > 3 * 100 or any(task.done() for task in opening))
     assert [task.result() for task in opening] == [3] * 3
     assert "another process is at it: waiting for that one" in caplog.text
 
