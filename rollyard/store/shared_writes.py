@@ -33,16 +33,19 @@ class SharedWrites:
         self._together, self._alone = together, alone
         self._batches = Batches(self._take, distant=True)
         self._waiting: list[WaitingWork] = []
-        self._groups: set[asyncio.Task[None]] = set()
-        self._singles: set[asyncio.Task[None]] = set()
+        self._groups: dict[asyncio.Task[None], list[WaitingWork]] = {}
+        self._singles: dict[asyncio.Task[None], WaitingWork] = {}
 
     def write(self, work: Work[T]) -> Coroutine[Any, Any, T]:
         return self._batches.write(work)
 
     async def aclose(self) -> None:
-        """Everything handed in is written first."""
+        """Everything handed in is written first, unless nobody waits for it any more: the server may be away."""
         self._batches.flush()
-        while under_way := self._groups | self._singles:
+        while under_way := self._groups | {task: [one] for task, one in self._singles.items()}:
+            for task, works in under_way.items():
+                if all(waiting.future.done() for waiting in works):
+                    task.cancel()
             await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
 
     def _take(self, batch: Batch) -> None:
@@ -54,11 +57,11 @@ class SharedWrites:
             some, self._waiting = self._waiting[:GROUP], self._waiting[GROUP:]
             if wanted := [waiting for waiting in some if not waiting.future.done()]:
                 task = asyncio.ensure_future(self._write(wanted))
-                self._groups.add(task)
+                self._groups[task] = wanted
                 task.add_done_callback(self._end_group)
 
     def _end_group(self, task: asyncio.Task[None]) -> None:
-        self._groups.discard(task)
+        self._groups.pop(task)
         self._start()
 
     async def _write(self, group: list[WaitingWork]) -> None:
@@ -80,8 +83,8 @@ class SharedWrites:
         else:
             for waiting in group:
                 task = asyncio.ensure_future(self._write_alone(waiting))
-                self._singles.add(task)
-                task.add_done_callback(self._singles.discard)
+                self._singles[task] = waiting
+                task.add_done_callback(self._singles.pop)
 
     async def _write_alone(self, waiting: WaitingWork) -> None:
         try:

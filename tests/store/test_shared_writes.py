@@ -14,6 +14,7 @@ from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
 from rollyard.store import Store
 from rollyard.testing.call_log import conversation
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -132,3 +133,17 @@ async def test_a_store_that_is_closed_has_written_what_waited_for_others(postgre
     assert work.done() and work.result() is None
     assert await admin.fetchval("SELECT count(*) FROM calls") == 1
     assert await admin.fetchval("SELECT count(*) FROM seats") == 0
+
+
+async def test_a_store_is_closed_at_once_where_nobody_waits_for_its_writes(postgres_url, admin):
+    async with asyncio.timeout(30), admin.transaction():  # less than a write may take
+        async with Store.open(postgres_url) as store:
+            await admin.execute("LOCK TABLE events IN EXCLUSIVE MODE")
+            works = [asyncio.ensure_future(store.event(Event(at=1.0, name="x"))) for _ in range(3)]
+            await until(lambda: is_blocked(admin))
+            for work in works:
+                work.cancel()
+
+
+async def is_blocked(admin):
+    return await admin.fetchval("SELECT count(*) > 0 FROM pg_locks WHERE NOT granted")
