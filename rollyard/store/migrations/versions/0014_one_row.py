@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from alembic import op
+from alembic import context, op
 
 revision = "0014"
 down_revision = "0013"
@@ -23,7 +23,7 @@ def upgrade() -> None:
 
 
 def _fill(connection: sa.Connection) -> None:
-    progress = op.get_context().config.attributes["progress"]
+    progress = context.config.attributes["progress"]
     progress.total = connection.execute(sa.text("SELECT count(*) FROM calls")).scalar_one()
     first = sa.text(
         "SELECT rollout_id, min(seq) AS seq, count(*) AS calls FROM calls WHERE rollout_id > :last "
