@@ -7,7 +7,7 @@ that waits for no disk; its own CPU and memory are not counted. Bytes lie in `TM
 
 With `--at FOLDER` the bytes lie there, and so does every figure as soon as it is known: a call that was broken off or killed goes
 on with the first step that has none. The SQLite store stays until its steps are done; PostgreSQL is filled again. A step that
-takes longer than `LIMIT_S` is ended and named at the end. The whole takes about an hour of CPU, so beside other work:
+takes longer than `LIMIT_S` is ended and named at the end. The whole takes about 15 minutes, so beside other work:
 
     nice -n 10 python -m bench.large_store --at FOLDER > FOLDER.log 2>&1 &
 """

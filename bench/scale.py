@@ -22,6 +22,7 @@ import asyncpg
 import msgspec
 
 import rollyard as ry
+from bench import transactions
 from bench.scale_model import Constants, Site, simulate
 from rollyard.core.events import Event
 from rollyard.core.task import Task, VerifierSpec
@@ -174,17 +175,15 @@ async def measure_nodes(nodes: list[int], count: int, per_node: int) -> tuple[li
             finally:
                 postgres.close()
     short, long = rows[0], rows[1]
-    call = {
-        name: max(0.0, (long[name] - short[name]) / 10) for name in ("worker", "sandbox", "database", "transactions")
-    }
+    call = {name: max(0.0, (long[name] - short[name]) / 10) for name in ("worker", "sandbox")}
+    transaction_s, write_s = await asyncio.to_thread(transactions.compare, 256, 2.0)
     constants = Constants(
         worker_rollout_s=round(short["worker"] - 2 * call["worker"], 4),
         worker_call_s=round(call["worker"], 5),
         node_rollout_s=round(short["sandbox"] - 2 * call["sandbox"], 4),
         node_call_s=round(call["sandbox"], 4),
-        store_rollout=round(short["transactions"] - 2 * call["transactions"], 1),
-        store_call=round(call["transactions"], 2),
-        store_txn_s=round(short["database"] / short["transactions"], 6),
+        store_txn_s=round(transaction_s, 6),
+        store_write_s=round(write_s, 6),
     )
     return rows, constants
 

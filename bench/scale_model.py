@@ -2,8 +2,9 @@
 
 A closed system: `concurrent` rollouts are always in flight. Each claims (database), opens its sandbox (node CPU and the worker's
 own loop), takes `turns` turns (gate on the worker, model server, one committed call, then the tool on the node's CPU), is judged
-and committed. Every resource is a queue with servers; a rollout that finds them busy waits. Heartbeats and event batches, which
-come by worker and not by rollout, take their share of the database. The first bottleneck is the resource that is used most.
+and committed. Every resource is a queue with servers; a rollout that finds them busy waits. Heartbeats and event batches, which come by
+worker and not by rollout, take their share of the database. What one worker writes at the same time shares a transaction, as in
+`rollyard/store/shared_writes.py`. The first bottleneck is the resource that is used most.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from rollyard.store.batches import DISTANT
+from rollyard.store.shared_writes import UNDER_WAY
+
 
 class Constants(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one core unless said otherwise."""
@@ -22,11 +26,13 @@ class Constants(msgspec.Struct, frozen=True, kw_only=True):
     worker_call_s: float  # and per model call: gate, capture, commit
     node_rollout_s: float  # sandbox, agent and verifier processes, per rollout
     node_call_s: float  # the agent's own share per turn
-    store_rollout: float  # transactions per rollout beside its calls
-    store_call: float  # and per call
     store_txn_s: float  # the database server's CPU per transaction
+    store_write_s: float  # and per write in it
     flush_s: float = 2.0  # between a worker's batches of events
     lease_s: float = 60.0
+    gather_share: float = DISTANT.share  # of its own time that a call waits for other writes
+    gather_s: float = DISTANT.most_s  # and at most
+    turns_s: float = 0.001  # that every write waits: two turns of a worker's loop
 
 
 class Site(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +70,44 @@ class Server:
         return min(1.0, self.busy / (span * self.count) + self.background)
 
 
+class Batch:
+    """Writes of one worker that share a transaction."""
+
+    def __init__(self, due: float) -> None:
+        self.due, self.size = due, 0
+        self.done: float | None = None
+
+
+class Writer:
+    """One worker's writes: each waits a moment for others, and two transactions are under way at most."""
+
+    def __init__(self, store: Server, constants: Constants) -> None:
+        self._store, self._constants = store, constants
+        self._open: Batch | None = None
+        self._under_way: list[float] = []  # when they end
+
+    def write(self, now: list[float], wait_s: float) -> Iterator[float]:
+        batch = self._open = self._open or Batch(now[0] + wait_s)
+        batch.due = min(batch.due, now[0] + wait_s)
+        batch.size += 1
+        while batch.done is None:
+            yield max(now[0], batch.due)
+            if batch.done is None and now[0] >= batch.due:
+                self._hand_in(batch, now[0])
+        if batch.done > now[0]:
+            yield batch.done
+
+    def _hand_in(self, batch: Batch, now: float) -> None:
+        self._under_way = [end for end in self._under_way if end > now]
+        if len(self._under_way) >= UNDER_WAY:
+            batch.due = min(self._under_way)
+            return
+        self._open = None
+        constants = self._constants
+        batch.done = self._store.serve(now, constants.store_txn_s + batch.size * constants.store_write_s)
+        self._under_way.append(batch.done)
+
+
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     concurrent: int
     nodes: int
@@ -82,26 +126,29 @@ def simulate(constants: Constants, site: Site, concurrent: int, *, rounds: float
     nodes = max(1, -(-concurrent // site.rollouts_per_node))
     workers = nodes * site.workers_per_node
     by_worker = 2 * 3 / constants.lease_s + 1 / constants.flush_s  # heartbeats, and what its rollouts told
-    store = Server(
-        "database CPU", site.store_cores, min(0.95, workers * by_worker * constants.store_txn_s / site.store_cores)
-    )
+    alone_s = constants.store_txn_s + constants.store_write_s
+    store = Server("database CPU", site.store_cores, min(0.95, workers * by_worker * alone_s / site.store_cores))
+    writers = [Writer(store, constants) for _ in range(workers)]
     model = Server("model servers", min(site.model_calls, 2_000_000) if site.model_calls < concurrent else concurrent)
     loops = [Server("worker loop", 1) for _ in range(workers)]
     cpus = [Server("node CPU", site.node_cores) for _ in range(nodes)]
 
     def life(number: int, at: float) -> Iterator[float]:
-        loop, cpu = loops[number % workers], cpus[number % nodes]
-        yield store.serve(at, constants.store_txn_s * constants.store_rollout / 2)
+        loop, cpu, writer = loops[number % workers], cpus[number % nodes], writers[number % workers]
+        yield store.serve(at, alone_s)  # the claim
         at = loop.serve(now[0], constants.worker_rollout_s / 2)
         yield cpu.serve(at, constants.node_rollout_s / 2)
+        yield from writer.write(now, constants.turns_s)  # the session
         for _ in range(site.turns):
             yield loop.serve(now[0], constants.worker_call_s)
-            yield model.serve(now[0], chance.expovariate(1 / site.answer_s))
-            yield store.serve(now[0], constants.store_txn_s * constants.store_call)
+            took = chance.expovariate(1 / site.answer_s)
+            yield model.serve(now[0], took)
+            yield from writer.write(now, min(constants.gather_share * took, constants.gather_s))
             yield cpu.serve(now[0], constants.node_call_s) + chance.expovariate(1 / site.tool_s)
+        yield from writer.write(now, constants.turns_s)  # the session's end
         yield cpu.serve(now[0], constants.node_rollout_s / 2)
-        at = loop.serve(now[0], constants.worker_rollout_s / 2)
-        yield store.serve(at, constants.store_txn_s * constants.store_rollout / 2)
+        yield loop.serve(now[0], constants.worker_rollout_s / 2)
+        yield from writer.write(now, constants.turns_s)  # the rollout
 
     now = [0.0]
     ideal = site.turns * (site.answer_s + site.tool_s) + constants.node_rollout_s + constants.worker_rollout_s

@@ -39,9 +39,8 @@ def grep(
     rollyard grep "No module named" last --in "tool result"
     """
     from rollyard.runs.display.grep import print_found
-    from rollyard.store.search import compile_text, whole_words
+    from rollyard.store.search import compile_text
 
-    pattern = compile_text(text, regex=regex, ignore_case=ignore_case)
-    words = [] if regex else whole_words(text)
-    if not anyio.run(print_found, store, pattern, words, run, tuple(place or ()), limit, names, json):
+    sought = compile_text(text, regex=regex, ignore_case=ignore_case)
+    if not anyio.run(print_found, store, sought, run, tuple(place or ()), limit, names, json):
         raise typer.Exit(ROLLOUTS_FAILED)

@@ -2,7 +2,7 @@
 
 A batch is handed in once the loop has turned `QUIET_TURNS` times without another write. A busy loop answers many callers in each
 turn, so batches grow with the load; an idle one turns in microseconds, so where little happens nothing waits. A write that comes
-soon after another one waits at least its own `gather_s`.
+soon after another one waits at least for a small share of the time `took_s` that its caller has spent already.
 """
 
 from __future__ import annotations
@@ -23,9 +23,34 @@ GATHER_S = 0.006  # the longest that writes which keep coming hold up a batch
 BUSY_S = 0.02  # writes that follow each other faster than this are load
 
 
+class Patience(NamedTuple):
+    """How long a write waits for others: a share of its `took_s`, and at most so many seconds."""
+
+    share: float
+    most_s: float
+
+    def wait_s(self, work: Work[Any]) -> float:
+        return min(self.share * getattr(work, "took_s", 0.0), self.most_s)
+
+
+NEAR, DISTANT = Patience(0.015, 0.01), Patience(0.05, 0.1)
+
+
 class WaitingWork(NamedTuple):
     work: Work[Any]
     future: asyncio.Future[Any]
+
+
+def resolve(works: Sequence[WaitingWork], results: Sequence[Any]) -> None:
+    """In their loop. A result that is an exception is raised for its caller."""
+    for waiting, result in zip(works, results, strict=True):
+        future = waiting.future
+        if future.done():
+            continue
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)
 
 
 class Batch:
@@ -38,17 +63,10 @@ class Batch:
         self.due = math.inf  # by the loop's clock: not handed in earlier
 
     def resolve(self, results: Sequence[Any]) -> None:
-        """In its loop. A result that is an exception is raised for its caller."""
+        """In its loop."""
         if self.timer is not None:
             self.timer.cancel()
-        for waiting, result in zip(self.works, results, strict=True):
-            future = waiting.future
-            if future.done():
-                continue
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
+        resolve(self.works, results)
 
     def expire(self) -> None:
         late = StoreError(f"the database took no write for {DEADLINE_S:.0f} s", hint="is its disk full?")
@@ -58,10 +76,12 @@ class Batch:
 
 
 class Batches:
-    """`take` is given each batch when it is complete, in its loop."""
+    """`take` is given each batch when it is complete, in its loop. A `distant` database is one that other machines write to as
+    well: how busy it is cannot be seen from here, so a write waits whenever it may, and longer; and `take` sees to deadlines."""
 
-    def __init__(self, take: Callable[[Batch], None]) -> None:
-        self._take = take
+    def __init__(self, take: Callable[[Batch], None], *, distant: bool = False) -> None:
+        self._take, self._distant = take, distant
+        self._patience = DISTANT if distant else NEAR
         self._gathering: dict[asyncio.AbstractEventLoop, Batch] = {}
         self._newest = -math.inf  # when the last write came
 
@@ -72,7 +92,9 @@ class Batches:
         if batch is None:
             batch = self._gathering[loop] = Batch(loop)
         now = loop.time()
-        due = now + getattr(work, "gather_s", 0.0) if now - self._newest < BUSY_S else now
+        due = now
+        if self._distant or now - self._newest < BUSY_S:
+            due += self._patience.wait_s(work)
         self._newest = now
         if due < batch.due:
             batch.due = due
@@ -98,5 +120,6 @@ class Batches:
     def _hand_in(self, batch: Batch) -> None:
         if self._gathering.get(batch.loop) is batch:
             del self._gathering[batch.loop]
-            batch.timer = batch.loop.call_later(DEADLINE_S, batch.expire)
+            if not self._distant:
+                batch.timer = batch.loop.call_later(DEADLINE_S, batch.expire)
             self._take(batch)

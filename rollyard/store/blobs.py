@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -41,33 +41,40 @@ def get(connection: Connection, digest: bytes) -> bytes:
     return body
 
 
+def get_several(connection: Connection, digests: Collection[bytes]) -> dict[bytes, bytes]:
+    """The same for several; those that are differences one by one."""
+    found: dict[bytes, bytes] = {}
+    for some in _in_parts(digests):
+        query = select(blobs.c.digest, blobs.c.encoding, blobs.c.data).where(blobs.c.digest.in_(some))
+        for digest, encoding, data in connection.execute(query.where(blobs.c.encoding != "delta")):
+            found[bytes(digest)] = _decode(bytes(digest), encoding, data)
+    return found | {digest: get(connection, digest) for digest in digests if digest not in found}
+
+
 def find(connection: Connection, digest: bytes) -> bytes | None:
     """The chain of differences behind it, which stores have whose calls did not keep their own, is bounded by its writer."""
     differences: list[Delta] = []
     at = digest
-    try:
-        while True:
-            row = connection.execute(select(blobs.c.encoding, blobs.c.data).where(blobs.c.digest == at)).first()
-            if row is None and not differences:
-                return None
-            if row is None:
-                raise StoreError(f"no body is kept under {at.hex()}")
-            if row.encoding != "delta":
-                break
-            differences.append(_pieces.decode(row.data))
-            at = differences[-1].base
-        body = zlib.decompress(row.data) if row.encoding == "zlib" else bytes(row.data)
-    except (msgspec.MsgspecError, zlib.error) as error:
-        raise StoreError(f"the body under {digest.hex()} is damaged: {error}") from error
+    while True:
+        row = connection.execute(select(blobs.c.encoding, blobs.c.data).where(blobs.c.digest == at)).first()
+        if row is None and not differences:
+            return None
+        if row is None:
+            raise StoreError(f"no body is kept under {at.hex()}")
+        if row.encoding != "delta":
+            break
+        differences.append(_decode_difference(digest, row.data))
+        at = differences[-1].base
+    body = _decode(digest, row.encoding, row.data)
     for delta in reversed(differences):
         body = apply(delta, body)
     return body
 
 
-def find_known(connection: Connection, digests: Sequence[bytes]) -> set[bytes]:
+def find_known(connection: Connection, digests: Collection[bytes]) -> set[bytes]:
     found: set[bytes] = set()
-    for start in range(0, len(digests), 500):
-        query = select(blobs.c.digest).where(blobs.c.digest.in_(digests[start : start + 500]))
+    for some in _in_parts(digests):
+        query = select(blobs.c.digest).where(blobs.c.digest.in_(some))
         found |= {bytes(digest) for digest in connection.execute(query).scalars()}
     return found
 
@@ -77,6 +84,30 @@ def size(connection: Connection, digest: bytes) -> int:
     if found is None:
         raise StoreError(f"no body is kept under {digest.hex()}")
     return found
+
+
+def _in_parts(digests: Collection[bytes]) -> Iterator[list[bytes]]:
+    ordered = sorted(digests)
+    for start in range(0, len(ordered), 500):
+        yield ordered[start : start + 500]
+
+
+def _decode(digest: bytes, encoding: str, data: bytes) -> bytes:
+    try:
+        return zlib.decompress(data) if encoding == "zlib" else bytes(data)
+    except zlib.error as error:
+        raise _damage(digest, error) from error
+
+
+def _decode_difference(digest: bytes, data: bytes) -> Delta:
+    try:
+        return _pieces.decode(data)
+    except msgspec.MsgspecError as error:
+        raise _damage(digest, error) from error
+
+
+def _damage(digest: bytes, error: Exception) -> StoreError:
+    return StoreError(f"the body under {digest.hex()} is damaged: {error}")
 
 
 def _encode(body: bytes) -> tuple[int, str, bytearray]:

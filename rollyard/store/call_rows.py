@@ -112,6 +112,10 @@ def read_body(packed: bytes, digest: bytes) -> Blob | None:
     return next((body.data for body in _decode_bodies(packed) if body.digest == digest), None)
 
 
+def read_bodies(packed: bytes) -> dict[bytes, Blob]:
+    return {body.digest: body.data for body in _decode_bodies(packed)}
+
+
 def find_bases(packed: bytes) -> list[bytes]:
     """Digests of what the differences among a call's own bodies are differences from."""
     return [body.data.base for body in _decode_bodies(packed) if isinstance(body.data, Delta)]

@@ -15,11 +15,10 @@ from rollyard.core.node import Node
 from rollyard.core.protocols import SessionRecord
 from rollyard.store import blobs, leases
 from rollyard.store.blobs import encode_blobs, put_rows
-from rollyard.store.call_rows import call_row, decode_record, read_body, read_nodes, split_bodies
+from rollyard.store.call_rows import call_row, decode_record, read_bodies, read_body, read_nodes, split_bodies
 from rollyard.store.database import Put
 from rollyard.store.schema import calls, sessions
 
-GATHER_SHARE, MOST_GATHER_S = 0.015, 0.01  # of a call's own time, and in seconds
 LARGE = 128 * 1024  # bytes of bodies
 _put_calls = Put(calls, tuple(column.name for column in calls.columns), there="fail")
 _put_sessions = Put(sessions, tuple(column.name for column in sessions.columns), there="replace")
@@ -39,6 +38,7 @@ class CommitCall:
     claim was taken over is closed."""
 
     __slots__ = ("_blobs", "_nodes", "_repeated", "_rows", "record")
+    shares = True
 
     def __init__(self, record: CallRecord, nodes: Sequence[Node], blobs: Mapping[bytes, Blob]) -> None:
         self.record, self._nodes, self._blobs = record, nodes, blobs
@@ -66,10 +66,8 @@ class CommitCall:
         return sum(len(body) for body in self._blobs.values() if isinstance(body, bytes)) >= LARGE
 
     @property
-    def gather_s(self) -> float:
-        """A small part of what the call took anyway."""
-        took = (self.record.finished_at or 0.0) - self.record.received_at
-        return min(GATHER_SHARE * took, MOST_GATHER_S)
+    def took_s(self) -> float:
+        return max(0.0, (self.record.finished_at or 0.0) - self.record.received_at)
 
     def __call__(self, connection: Connection) -> None:
         (refusal,) = commit_rows(connection, [self.prepare()])
@@ -126,12 +124,36 @@ def _refusal(rollout_id: str) -> SessionClosed:
 
 
 def load(connection: Connection, rollout_id: str) -> tuple[list[CallRecord], list[Node]]:
-    found = select(calls.c.record, calls.c.nodes).where(calls.c.rollout_id == rollout_id).order_by(calls.c.seq)
-    rows = connection.execute(found).all()
+    return load_several(connection, [rollout_id])[0]
+
+
+def load_several(connection: Connection, rollout_ids: Sequence[str]) -> list[tuple[list[CallRecord], list[Node]]]:
+    """The calls of a few rollouts, with one statement."""
+    query = select(calls.c.rollout_id, calls.c.record, calls.c.nodes).where(calls.c.rollout_id.in_(rollout_ids))
+    rows: dict[str, list[Any]] = {rollout_id: [] for rollout_id in rollout_ids}
+    for row in connection.execute(query.order_by(calls.c.rollout_id, calls.c.seq)):
+        rows[row.rollout_id].append(row)
+    return [_read_calls(rollout_id, of_one) for rollout_id, of_one in rows.items()]
+
+
+def _read_calls(rollout_id: str, rows: Sequence[Any]) -> tuple[list[CallRecord], list[Node]]:
     try:
         return [decode_record(row.record) for row in rows], read_nodes(row.nodes for row in rows)
     except (msgspec.MsgspecError, KeyError) as error:
         raise StoreError(f"the calls of rollout {rollout_id} are damaged: {error}") from error
+
+
+def load_own_bodies(connection: Connection, rollout_id: str) -> dict[bytes, Blob]:
+    """Those that calls of this rollout do not share, as they are kept: each as the first call that brought it has it, since a
+    later one may be a difference from what builds on it."""
+    query = select(calls.c.bodies).where(calls.c.rollout_id == rollout_id, calls.c.bodies.is_not(None))
+    found: dict[bytes, Blob] = {}
+    try:
+        for packed in connection.execute(query.order_by(calls.c.seq)).scalars():
+            found = read_bodies(packed) | found
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"the bodies of rollout {rollout_id} are damaged: {error}") from error
+    return found
 
 
 def load_body(connection: Connection, digest: bytes, rollout_id: str) -> bytes:

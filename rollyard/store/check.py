@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from rollyard.core.call import CallRecord
+from rollyard.core.delta import Blob, Delta, apply
 from rollyard.core.errors import StoreError
 from rollyard.core.rollout import Rollout
 from rollyard.store.store import Store
@@ -90,12 +91,17 @@ def _count_rows(rollout: Rollout, numbers: Counter[str], refused: Counter[str]) 
 
 
 async def _evidence(store: Store, trajectory: Trajectory, numbers: Counter[str]) -> AsyncGenerator[LawViolation]:
+    try:
+        own = await store.load_own_bodies(trajectory.rollout_id)
+    except StoreError as error:
+        yield LawViolation("every body is kept", trajectory.rollout_id, "its calls", str(error))
+        return
     for record in trajectory.records:
         for digest in (record.raw_request, record.raw_response):
             if not digest:
                 continue
             try:
-                body = await store.load_blob(digest, record.rollout_id)
+                body = await _load_body(store, trajectory.rollout_id, digest, own)
             except StoreError as error:
                 yield LawViolation("every body is kept", trajectory.rollout_id, f"call {record.id}", str(error))
                 continue
@@ -104,6 +110,19 @@ async def _evidence(store: Store, trajectory: Trajectory, numbers: Counter[str])
             elif digest is record.raw_response:
                 for finding in _compare_ids(trajectory, record, body, numbers):
                     yield finding
+
+
+async def _load_body(store: Store, rollout_id: str, digest: bytes, own: Mapping[bytes, Blob]) -> bytes:
+    """The same as the store's `load_blob`, which looks through all of a rollout's bodies for each."""
+    differences: list[Delta] = []
+    at = digest
+    while isinstance(body := own.get(at), Delta):
+        differences.append(body)
+        at = body.base
+    whole = body if body is not None else await store.load_blob(at, rollout_id)
+    for delta in reversed(differences):
+        whole = apply(delta, whole)
+    return whole
 
 
 def _compare_ids(trajectory: Trajectory, record: CallRecord, body: bytes, numbers: Counter[str]) -> list[LawViolation]:

@@ -81,6 +81,11 @@ def _strip(connection: Connection, mark: str) -> None:
     connection.execute(text("UPDATE alembic_version SET version_num = :mark"), {"mark": mark})
 
 
+def _make_again(connection: Connection, number: int, statement: str) -> None:
+    connection.exec_driver_sql(statement)
+    connection.execute(text("DELETE FROM copying WHERE number = :n"), {"n": number})
+
+
 async def _copy(old: Database, new: Database, table: Table, at_once: int) -> None:
     there = await new.read(partial(_count, table=table))
     last = await old.read(partial(_key_of, table=table, number=there - 1)) if there else None
@@ -125,7 +130,7 @@ def _insert(table: Table) -> Put:
 
 async def _finish(new: Database) -> None:
     while waiting := await new.read(lambda c: c.execute(text("SELECT * FROM copying ORDER BY number LIMIT 1")).first()):
-        await new.alter(waiting.statement, f"DELETE FROM copying WHERE number = {waiting.number}")  # noqa: S608
+        await new.alter(partial(_make_again, number=waiting.number, statement=waiting.statement))
     await new.write(_open_for_use)
 
 

@@ -1,20 +1,22 @@
 """A database as the store uses it: functions of a connection, run in a transaction or on a snapshot.
 
 Every operation of the store is a plain function `f(connection, ...)`, written once in SQLAlchemy Core. `SQLite` runs the
-writing ones on its own thread, many to a transaction; `Postgres` gives each a transaction of its own. A function may run
-again when its transaction had to be repeated, so it does nothing but talk to the connection. One that has an attribute
-`together` may be run as `together(connection, works)` with others of its kind; that gives a result for each, and one that is
-an exception is raised for its caller. One that has `gather_s` may be kept for so long, while much is written, until others
-have come. One that has `prepare` may be asked to do so before its transaction, while other processes write. Where another process
-writes, works are pickled; one that has `repeat` may be sent again as what that gives, when it is not known whether it was done,
-and one that is `large` is prepared on a thread, since an event loop would stand still meanwhile.
+writing ones on its own thread, many to a transaction; `Postgres` gives those that have `shares` one transaction when they come
+at the same time, and each other one its own. A function may run again when its transaction had to be repeated, so it does
+nothing but talk to the connection. One that has an attribute `together` may be run as `together(connection, works)` with others
+of its kind; that gives a result for each, and one that is an exception is raised for its caller. One that has `took_s`, the time
+that its caller has spent already, may be kept for a small share of that, while much is written, until others have come. One that has `prepare` may be asked to do so before its
+transaction, while other processes write. Where another process writes, works are pickled; one that has `repeat` may be sent again
+as what that gives, when it is not known whether it was done, and one that is `large` is prepared on a thread, since an event loop
+would stand still meanwhile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar
 
@@ -41,12 +43,28 @@ class StoreOperation(Generic[T]):
         return self._function(connection, *self._args, **self._options)
 
 
+class SmallOperation(StoreOperation[T]):
+    """One of a few rows that only one worker writes: its transaction may be shared."""
+
+    __slots__ = ()
+    shares = True
+
+
 def prepare(works: Iterable[Work[Any]]) -> None:
     """What needs no lock on the database is done before there is one."""
     for work in works:
         if (own := getattr(work, "prepare", None)) is not None:
             with suppress(Exception):  # it comes again in the transaction, and goes to its caller
                 own()
+
+
+def run_works(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
+    """In order; neighbours that know how are done `together`."""
+    results: list[Any] = []
+    for together, group in groupby(works, key=lambda work: getattr(work, "together", None)):
+        alike = list(group)
+        results += [work(connection) for work in alike] if together is None else together(connection, alike)
+    return results
 
 
 class Database(Protocol):
@@ -62,8 +80,8 @@ class Database(Protocol):
         ...
 
     async def read(self, work: Work[T]) -> T: ...
-    async def alter(self, *statements: str) -> None:
-        """One transaction without a deadline: making an index takes as long as there are rows."""
+    async def alter(self, work: Work[T]) -> T:
+        """One transaction without a deadline, for what takes as long as there are rows: an index, a migration."""
         ...
 
     async def backup(self, target: Path) -> None: ...

@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
-from rollyard.store.database import Database, StoreOperation
+from rollyard.store.database import Database, SmallOperation, StoreOperation
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -48,38 +48,42 @@ def reads(
 
 
 def writes(
-    work: Callable[Concatenate[Connection, P], T],
+    work: Callable[Concatenate[Connection, P], T], *, small: bool = False
 ) -> Callable[Concatenate[Records, P], CoroutineType[Any, Any, T]]:
-    """A method that runs `work` in a transaction and returns once that would survive SIGKILL."""
+    """A method that runs `work` in a transaction and returns once that would survive SIGKILL. With `small` others may share
+    it."""
+    operation = SmallOperation if small else StoreOperation
 
     @wraps(work)
     async def method(records: Records, /, *args: P.args, **options: P.kwargs) -> T:
-        return await records.database.write(StoreOperation(work, *args, **options))
+        return await records.database.write(operation(work, *args, **options))
 
     return method
 
 
 def writes_at(
-    work: Callable[Concatenate[Connection, float, P], T],
+    work: Callable[Concatenate[Connection, float, P], T], *, small: bool = False
 ) -> Callable[Concatenate[Records, P], CoroutineType[Any, Any, T]]:
     """The same for work that notes when it was done."""
+    operation = SmallOperation if small else StoreOperation
 
     @wraps(work)
     async def method(records: Records, /, *args: P.args, **options: P.kwargs) -> T:
         at = records.clock()
-        return await records.database.write(StoreOperation(work, at, *args, **options))
+        return await records.database.write(operation(work, at, *args, **options))
 
     return method
 
 
 def writes_lease(
-    work: Callable[Concatenate[Connection, float | None, P], T],
+    work: Callable[Concatenate[Connection, float | None, P], T], *, small: bool = False
 ) -> Callable[Concatenate[Records, P], CoroutineType[Any, Any, T]]:
     """The same for work that needs the time by which leases run out."""
+    operation = SmallOperation if small else StoreOperation
 
     @wraps(work)
     async def method(records: Records, /, *args: P.args, **options: P.kwargs) -> T:
         now = records.lease_time()
-        return await records.database.write(StoreOperation(work, now, *args, **options))
+        return await records.database.write(operation(work, now, *args, **options))
 
     return method

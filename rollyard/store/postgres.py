@@ -1,4 +1,4 @@
-"""PostgreSQL through asyncpg: each write is a transaction of its own, in a pool; the server groups their commits.
+"""PostgreSQL through asyncpg: each write is a transaction of its own, in a pool, or shares one (`shared_writes.py`).
 
 A server that restarts, stands still or is out of disk for a while is waited for, within one deadline. One that was never reached
 is given up sooner: the address is probably wrong. A transaction whose
@@ -12,21 +12,22 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
-from sqlalchemy import URL, Connection, delete, event, make_url, select, update
+from sqlalchemy import URL, Connection, delete, event, func, make_url, select, update
 from sqlalchemy.exc import ArgumentError, DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from rollyard.core.errors import ConfigError, MissingExtra, StoreError, Unsupported
 from rollyard.core.log import Log
-from rollyard.store.database import Put, Work
+from rollyard.store.database import Put, Work, run_works
 from rollyard.store.schema import seats
+from rollyard.store.shared_writes import SharedWrites
 
 T = TypeVar("T")
 
@@ -42,6 +43,7 @@ AWAY = (
     "25P03",  # the transaction stood still for `IDLE_S`
 )
 IDLE_S = 30.0  # after which the server ends a transaction that stands still: others wait for what it locked
+SHARED_WAIT_MS = 1000  # for a lock, in a transaction of several writes
 _CLOSE_S = 5.0
 _log = Log("rollyard.store")
 _put_seats = Put(seats, ("id", "token"), there="keep")
@@ -76,10 +78,32 @@ class PostgresDatabase:
         self._room = asyncio.Semaphore(CONNECTIONS)
         self._free: list[str] = []
         self._seats: list[str] = []
+        self._shared = SharedWrites(self._write_together, self._write_alone)
 
     async def write(self, work: Work[T]) -> T:
+        if getattr(work, "shares", False):
+            return await self._shared.write(work)
+        return await self._write_alone(work)
+
+    async def _write_alone(self, work: Work[T]) -> T:
         async with self._seat() as seat:
             return await self._patiently(lambda: self._transaction(work, seat), "write")
+
+    async def _write_together(self, works: Sequence[Work[Any]]) -> list[Any] | None:
+        """None when one of them fails, or has to wait for a lock."""
+
+        async def once(seat: str) -> list[Any] | None:
+            try:
+                return await self._transaction(
+                    lambda connection: run_works(connection, works), seat, wait_ms=SHARED_WAIT_MS
+                )
+            except _Again:
+                raise
+            except Exception:  # noqa: BLE001 - it comes again where each has a transaction of its own
+                return None
+
+        async with self._seat() as seat:
+            return await self._patiently(lambda: once(seat), "write")
 
     async def read(self, work: Work[T]) -> T:
         """All queries of one read see the same state."""
@@ -89,11 +113,15 @@ class PostgresDatabase:
         """A write before there are any tables, and so no seats; it must be one that may happen twice."""
         await self._patiently(lambda: self._begin(work), "write")
 
-    async def _transaction(self, work: Work[T], seat: str) -> T:
+    async def _transaction(self, work: Work[T], seat: str, wait_ms: int | None = None) -> T:
+        """With `wait_ms` it fails when it has to wait so long for a lock."""
         token, done = os.urandom(12), list[T]()
+        mark: Any = update(seats).where(seats.c.id == seat).values(token=token)
+        if wait_ms is not None:
+            mark = mark.returning(func.set_config("lock_timeout", str(wait_ms), True))
 
         def witnessed(connection: Connection) -> None:
-            connection.execute(update(seats).where(seats.c.id == seat).values(token=token))
+            connection.execute(mark)
             done.append(work(connection))  # last: what it locks for others it holds only until the commit
 
         try:
@@ -136,18 +164,18 @@ class PostgresDatabase:
             finally:
                 self._free.append(seat)
 
-    async def alter(self, *statements: str) -> None:
+    async def alter(self, work: Work[T]) -> T:
         try:
-            async with self._engine.begin() as connection:
-                for statement in statements:
-                    await connection.exec_driver_sql(statement)
-        except (SQLAlchemyError, OSError) as error:
-            raise StoreError(f"the database {self.where} refused: {error}") from error
+            return await self._begin(work)
+        except _Again as why:
+            hint = "give the command again once the server answers: it begins anew"
+            raise StoreError(f"the database {self.where} went away: {why}", hint=hint) from why
 
     async def backup(self, target: Path) -> None:
         raise Unsupported("backup copies a SQLite store", hint=f"use pg_dump --file {target} for this one")
 
     async def aclose(self) -> None:
+        await self._shared.aclose()
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._begin(lambda c: c.execute(delete(seats).where(seats.c.id.in_(self._seats))))

@@ -74,7 +74,7 @@ def commit(
     kept = {name: bytes.fromhex(digest) for name, digest in rollout.artifacts.items()}
     rows = [(rollout.id, name, digest, blobs.size(connection, digest), False) for name, digest in kept.items()]
     _put_artifacts.rows(connection, rows)
-    texts.put(connection, rollout)
+    texts.add(connection, rollout)
     if owes and rollout.run_id is not None:
         runs.add_attempts(connection, rollout.run_id, owes)
     if last_events:
@@ -130,18 +130,18 @@ def get(connection: Connection, rollout_id: str) -> Rollout:
     return replace(found, files=collected, workdir=kept.get(WORKDIR), log=kept.get(LOG, b""))
 
 
-def after(connection: Connection, run_id: str | None, last: str, limit: int, tasks: dict[bytes, Task]) -> list[Rollout]:
-    """The next rollouts of a run in the order of their ids, without files; `tasks` remembers those already read."""
+def after(
+    connection: Connection, run_id: str | None, last: str, limit: int, tasks: dict[bytes, Task]
+) -> tuple[list[Rollout], int]:
+    """The next rollouts of a run in the order of their ids, without files, and how many characters they are kept in; `tasks`
+    remembers those already read."""
     query = select(rollouts.c.body, rollouts.c.task).where(rollouts.c.id > last).order_by(rollouts.c.id).limit(limit)
     if run_id is not None:
         query = query.where(rollouts.c.run_id == run_id)
-    found: list[Rollout] = []
-    for row in connection.execute(query).all():
-        key = bytes(row.task)
-        if key not in tasks:
-            tasks[key] = _task.decode(blobs.get(connection, key))
-        found.append(replace(_body.decode(row.body), task=tasks[key]))
-    return found
+    rows = [(body, bytes(task)) for body, task in connection.execute(query)]
+    unknown = {key for _, key in rows} - tasks.keys()
+    tasks |= {key: _task.decode(body) for key, body in blobs.get_several(connection, unknown).items()}
+    return [replace(_body.decode(body), task=tasks[key]) for body, key in rows], sum(len(body) for body, _ in rows)
 
 
 def page(connection: Connection, query: RolloutQuery = _ALL) -> Page:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 from sqlalchemy import Connection, select
@@ -16,7 +17,7 @@ from rollyard.store.schema import rollouts
 from rollyard.store.store import Store
 from rollyard.store.texts import Place
 
-_PAGE = 100
+_PAGE = 500
 _WHOLE = re.compile(r"(?<=\s)[A-Za-z]+(?=\s)")
 
 
@@ -32,35 +33,48 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     call: int | None = None
 
 
-def compile_text(text: str, *, regex: bool, ignore_case: bool) -> re.Pattern[str]:
+class SoughtText(NamedTuple):
+    """`pattern` decides about a line. Where each line that it matches has `words` on it, or `plain`, the database looks for these
+    first."""
+
+    pattern: re.Pattern[str]
+    words: tuple[str, ...] = ()
+    plain: str | None = None
+
+
+def compile_text(text: str, *, regex: bool, ignore_case: bool) -> SoughtText:
     try:
-        return re.compile(text if regex else re.escape(text), re.IGNORECASE if ignore_case else 0)
+        pattern = re.compile(text if regex else re.escape(text), re.IGNORECASE if ignore_case else 0)
     except re.error as error:
         raise ConfigError(
             f"{text!r} is no regular expression: {error}", hint="leave out --regex for plain text"
         ) from error
+    if regex:
+        return SoughtText(pattern)
+    if text and not ignore_case and text.isprintable():  # what no database takes is not printable
+        return SoughtText(pattern, plain=text)
+    return SoughtText(pattern, words=tuple(_find_whole_words(text)))
 
 
-def whole_words(text: str) -> list[str]:
+def _find_whole_words(text: str) -> list[str]:
     """Words that stand whole wherever the text does, since it has spaces on both sides of them."""
     return _WHOLE.findall(text)
 
 
-async def search(
-    store: Store, pattern: re.Pattern[str], *, run_id: str | None = None, words: list[str] | None = None
-) -> AsyncIterator[Found]:
+async def search(store: Store, sought: SoughtText, *, run_id: str | None = None) -> AsyncIterator[Found]:
     """Every line that matches, rollout by rollout in the order of their ids. One rollout is in memory at a time, and those alone
-    are read whole whose kept texts match. `words` are known to be on each such line: rollouts that lack them are passed over."""
-    likely = await store.rollouts_with(words) if words else None
+    are read whole whose kept texts match."""
+    likely = await store.rollouts_with(sought.words) if sought.words else None
     last = ""
     while rows := await store.database.read(partial(_next_rows, run_id=run_id, last=last)):
         last = rows[-1][0]
         policies = {id: policy for id, policy in rows if likely is None or id in likely}
-        having = await store.database.read(partial(texts.find_matching, ids=list(policies), pattern=pattern))
+        find = partial(texts.find_matching, ids=list(policies), pattern=sought.pattern, plain=sought.plain)
+        having = await store.database.read(find)
         for id in [id for id in policies if id in having]:
             rollout = await store.get_rollout(id)
             for place, line, call in _lines(rollout):
-                if pattern.search(line):
+                if sought.pattern.search(line):
                     yield Found(
                         rollout_id=id, task_id=rollout.task.id, agent=rollout.agent, policy=policies[id],
                         place=place, line=line, call=call,

@@ -25,7 +25,7 @@ from rollyard.core.errors import StoreError
 from rollyard.store import sqlite_file
 from rollyard.store.batches import DEADLINE_S, Batch, Batches
 from rollyard.store.database import Work
-from rollyard.store.sqlite_writer import SQLiteWriter, Synchronous
+from rollyard.store.sqlite_writer import LongTransaction, SQLiteWriter, Synchronous
 from rollyard.store.writer_link import WriterLink
 
 T = TypeVar("T")
@@ -97,8 +97,13 @@ class SQLite:
         except (SQLAlchemyError, sqlite3.Error) as error:
             raise sqlite_file.explain(error, self.where) from error
 
-    async def alter(self, *statements: str) -> None:
-        await asyncio.to_thread(sqlite_file.alter, self.path, statements)
+    async def alter(self, work: Work[T]) -> T:
+        transaction = LongTransaction(self.path)
+        try:
+            return await asyncio.to_thread(transaction.run, work)
+        except asyncio.CancelledError:
+            transaction.stop()  # the loop waits for its threads before it ends
+            raise
 
     async def backup(self, target: Path) -> None:
         """A copy taken from one snapshot, complete and compact; it is itself a store."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from rollyard.core.errors import ConfigError, StoreError
 from rollyard.core.log import Log
 
 BUSY_MS = 30_000  # how long another process may hold the write lock
-_ALTER_KB = 32_768  # pages in memory while an index is made
 _SIDES = ("", "-wal", "-shm")
 _log = Log("rollyard.store")
 _ADVICE = {  # by the first word that fits the name of SQLite's error
@@ -114,18 +113,6 @@ def explain(error: Exception, where: str) -> StoreError:
         name = "SQLITE_CANTOPEN"
     advice = next((text for start, text in _ADVICE.items() if name.startswith(start)), None)
     return StoreError(f"cannot use the store {where}: {words}", hint=advice)
-
-
-def alter(path: Path, statements: Sequence[str]) -> None:
-    try:
-        with closing(connect(path, isolation_level=None)()) as raw:
-            raw.execute(f"PRAGMA cache_size=-{_ALTER_KB}")
-            raw.execute("BEGIN IMMEDIATE")
-            for statement in statements:
-                raw.execute(statement)
-            raw.execute("COMMIT")
-    except (sqlite3.Error, OSError) as error:
-        raise explain(error, str(path)) from error
 
 
 def copy(path: Path, target: Path) -> None:

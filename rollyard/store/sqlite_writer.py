@@ -12,9 +12,8 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.exc import SQLAlchemyError
@@ -22,10 +21,12 @@ from sqlalchemy.pool import NullPool
 
 from rollyard.core.errors import Error, StoreError
 from rollyard.store import sqlite_file
-from rollyard.store.database import Work, prepare
+from rollyard.store.database import Work, prepare, run_works
 
 Synchronous = Literal["normal", "full"]
+T = TypeVar("T")
 
+LONG_KB, LONG_PAUSE_S = 32_768, 0.05  # of a long transaction: pages in memory, and between two tries for the lock
 CHECKPOINT_PAGES = 2000  # of the write-ahead log, until a transaction brings them into the file
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.00005, 0.001  # between two tries for the lock that another process has
 
@@ -97,11 +98,57 @@ class SQLiteWriter:
         return wrapped
 
 
+class LongTransaction:
+    """One transaction on a connection of its own, however long it takes, and however long other processes write before it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stopped = False
+        self._driver: sqlite3.Connection | None = None
+
+    def run(self, work: Work[T]) -> T:
+        connect = sqlite_file.connect(self._path, check_same_thread=False)
+        engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
+        event.listen(engine, "connect", _prepare_connection("normal", CHECKPOINT_PAGES))
+        try:
+            with engine.connect() as connection:
+                self._driver = driver = cast(sqlite3.Connection, connection.connection.driver_connection)
+                driver.execute(f"PRAGMA cache_size=-{LONG_KB}")
+                while not self._begins(driver):
+                    time.sleep(LONG_PAUSE_S)
+                return _finish(connection, [work])[0]
+        except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+            raise sqlite_file.explain(error, str(self._path)) from error
+        finally:
+            engine.dispose()
+
+    def stop(self) -> None:
+        """From another thread: `run` raises."""
+        self._stopped = True
+        if self._driver is not None:
+            self._driver.interrupt()
+
+    def _begins(self, driver: sqlite3.Connection) -> bool:
+        try:
+            driver.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or self._stopped:
+                raise
+            return False
+        return True
+
+
 def _transaction(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
     driver: Any = connection.connection.driver_connection
     _execute_when_free(driver, "BEGIN IMMEDIATE")
+    return _finish(connection, works)
+
+
+def _finish(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
+    """Of a transaction that has begun: all of it, or nothing."""
+    driver: Any = connection.connection.driver_connection
     try:
-        results = _run_works(connection, works)
+        results = run_works(connection, works)
         connection.commit()
         if driver.in_transaction:
             driver.execute("COMMIT")
@@ -113,7 +160,7 @@ def _transaction(connection: Connection, works: Sequence[Work[Any]]) -> list[Any
     return results
 
 
-def _execute_when_free(driver: sqlite3.Connection, statement: str) -> None:
+def _execute_when_free(driver: sqlite3.Connection, statement: str, wait_s: float = sqlite_file.BUSY_MS / 1000) -> None:
     """SQLite's own waiting for the lock sleeps for up to 100 ms at a time, a hundred times as long as a transaction takes:
     processes that write to one file would wait for each other most of the time. For `journal_mode` it does not wait at all."""
     until, pause = time.monotonic() + sqlite_file.BUSY_MS / 1000, SHORTEST_PAUSE_S
@@ -127,15 +174,6 @@ def _execute_when_free(driver: sqlite3.Connection, statement: str) -> None:
             return
         time.sleep(pause)
         pause = min(1.5 * pause, LONGEST_PAUSE_S)
-
-
-def _run_works(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
-    """In order; neighbours that know how are done `together`."""
-    results: list[Any] = []
-    for together, group in groupby(works, key=lambda work: getattr(work, "together", None)):
-        alike = list(group)
-        results += [work(connection) for work in alike] if together is None else together(connection, alike)
-    return results
 
 
 def _prepare_connection(synchronous: Synchronous, checkpoint_pages: int) -> Callable[[Any, Any], None]:

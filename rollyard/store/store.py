@@ -38,7 +38,7 @@ from rollyard.store import runs as _runs
 from rollyard.store import sweep as _sweep
 from rollyard.store import texts as _texts
 from rollyard.store.data_frames import RolloutList
-from rollyard.store.database import Database
+from rollyard.store.database import Database, SmallOperation
 from rollyard.store.event_order import EventOrder
 from rollyard.store.methods import Records, reads, writes, writes_at, writes_lease
 from rollyard.store.migrate import prepare
@@ -48,7 +48,8 @@ from rollyard.store.sqlite_writer import Synchronous
 from rollyard.store.values import StoredEvent
 from rollyard.trajectory.trajectory import Trajectory
 
-_STREAMED = 64  # rollouts read at once while streaming; and their calls, where these are read too
+_STREAMED = 64  # rollouts read at first while streaming; and calls read at once, where these are read too
+_LONGEST_READ, _READ_CHARACTERS = 256, 1_000_000  # later as many as have about so many characters
 
 
 class Store(Records):
@@ -95,12 +96,13 @@ class Store(Records):
     async def commit(self, record: CallRecord, nodes: Sequence[Node], blobs: Mapping[bytes, Blob]) -> None:
         await self.database.write(_calls.CommitCall(record, nodes, blobs))
 
-    save_session = writes(_calls.save_session)
-    close_session = writes(_calls.close_session)
+    save_session = writes(_calls.save_session, small=True)
+    close_session = writes(_calls.close_session, small=True)
     session = reads(_calls.session)
     sessions = reads(_calls.all_sessions)
     load_calls = reads(_calls.load)
     load_blob = reads(_calls.load_body)
+    load_own_bodies = reads(_calls.load_own_bodies)
 
     async def trajectory(self, rollout_id: str) -> Trajectory:
         """The graph of a rollout's calls, as it was when the last of them was committed."""
@@ -129,7 +131,7 @@ class Store(Records):
         return await self._renew_all(held, ttl_s=ttl_s) if held else set()
 
     reclaim = writes_lease(_leases.reclaim)
-    release = writes_lease(_leases.give_back)
+    release = writes_lease(_leases.give_back, small=True)
 
     async def expire(self, lease: Lease) -> bool:
         """End the lease of an owner that is known to be dead, before its time is up."""
@@ -150,7 +152,7 @@ class Store(Records):
 
     # rollouts
 
-    commit_rollout = writes_at(_rollouts.commit)
+    commit_rollout = writes_at(_rollouts.commit, small=True)
 
     async def get_rollout(self, rollout_id: str) -> Rollout:
         """A rollout whole: task, verdict, files and trajectory."""
@@ -159,20 +161,21 @@ class Store(Records):
 
     async def rollouts(self, run_id: str | None = None, *, trajectories: bool = False) -> AsyncGenerator[Rollout]:
         """All rollouts of a run, or of the store, in the order they were begun, a few in memory at a time; without files."""
-        last = ""
+        last, limit = "", _STREAMED
         tasks: dict[bytes, Task] = {}
         while True:
-            work = partial(_rollouts.after, run_id=run_id, last=last, limit=_STREAMED, tasks=tasks)
-            found = await self.database.read(work)
+            work = partial(_rollouts.after, run_id=run_id, last=last, limit=limit, tasks=tasks)
+            found, size = await self.database.read(work)
             if trajectories:
                 async for rollout in self._with_calls(found):
                     yield rollout
             else:
                 for rollout in found:
                     yield rollout
-            if len(found) < _STREAMED:
+            if len(found) < limit:
                 return
             last = found[-1].id
+            limit = max(1, min(2 * limit, _LONGEST_READ, len(found) * _READ_CHARACTERS // max(1, size)))
 
     async def _with_calls(self, found: Sequence[Rollout]) -> AsyncGenerator[Rollout]:
         """With their trajectories: those of a few small ones come with one read, a large one alone."""
@@ -183,7 +186,7 @@ class Store(Records):
             if calls < _STREAMED and number < len(found):
                 continue
             ids = [rollout.id for rollout in waiting]
-            loaded = await self.database.read(lambda connection, ids=ids: [_calls.load(connection, id) for id in ids])
+            loaded = await self.database.read(partial(_calls.load_several, rollout_ids=ids))
             for one, of_one in zip(waiting, loaded, strict=True):
                 yield replace(one, trajectory=Trajectory.restore(one.id, *of_one))
             waiting, calls = [], 0
@@ -223,12 +226,12 @@ class Store(Records):
     async def event(self, *new: Event) -> None:
         """Append what happened, as it happens."""
         if new:
-            await self.database.write(partial(_events.append, new=list(new)))
+            await self.database.write(SmallOperation(_events.append, list(new)))
 
     async def events_under(self, events: Sequence[tuple[Lease, Event]]) -> None:
         """Append what happened under claims; of a claim that was lost, nothing."""
         if events:
-            await self.database.write(partial(_events.append_held, events=events))
+            await self.database.write(SmallOperation(_events.append_held, events))
 
     async def latest_event(self) -> int:
         """The number of the newest event, to go on from; 0 when there is none."""

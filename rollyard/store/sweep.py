@@ -24,7 +24,7 @@ from rollyard.store.schema import artifacts, attempts, blobs, calls, events, rol
 
 AT_ONCE = 20_000  # bodies that one transaction removes
 _READ = 5000  # rows that one read takes
-_PARTS = 256  # ranges of digests, by their first byte
+_READ_DIFFERENCES = 1000  # and of these, which are longer
 _CACHE_KB = 32_768
 _delta = msgspec.msgpack.Decoder(Delta)
 
@@ -48,6 +48,11 @@ async def sweep(database: Database, now: float) -> int:
         async for digests in _references(database):
             await asyncio.to_thread(used.add, digests)
         await _follow_differences(database, used)
+        if not await _is_some_unused(database, used):
+            return 0
+        async for digests in _bases_of_calls(database):
+            await asyncio.to_thread(used.add, digests)
+        await asyncio.to_thread(used.add_what_they_build_on)
         gone = 0
         async for unused in _find_unused(database, used):
             gone += await database.write(StoreOperation(_remove, unused, before, now))
@@ -80,10 +85,10 @@ class _Used:
             ") SELECT digest FROM more"
         )
 
-    def within(self, part: int) -> set[bytes]:
-        """Those whose first byte is this."""
-        found = self._database.execute("SELECT digest FROM used WHERE digest >= ? AND digest < ?", _bounds(part))
-        return {digest for (digest,) in found}
+    def lacks(self, digests: Sequence[bytes]) -> list[bytes]:
+        """Those that are not in use. One by one: between two of them may lie a million that are."""
+        ask = "SELECT 1 FROM used WHERE digest = ?"
+        return [digest for digest in digests if self._database.execute(ask, (digest,)).fetchone() is None]
 
     def close(self) -> None:
         self._database.close()
@@ -108,6 +113,11 @@ async def _references(database: Database) -> AsyncGenerator[list[bytes]]:
             yield gathered
             gathered = []
     yield gathered
+
+
+async def _bases_of_calls(database: Database) -> AsyncGenerator[list[bytes]]:
+    """What calls' own bodies are differences from. The record of an earlier call names nearly each of these as well, and calls'
+    bodies are most of a store: they are read only where something is to be removed."""
     async for rows in _stream(database, calls, calls.c.bodies):
         yield [base for packed in rows if packed is not None for base in find_bases(packed)]
 
@@ -128,21 +138,22 @@ async def _stream(database: Database, table: Table, column: Column[Any]) -> Asyn
 
 async def _follow_differences(database: Database, used: _Used) -> None:
     """What is kept as a difference needs the body that it is a difference from."""
-    columns = select(blobs.c.digest, blobs.c.data).where(blobs.c.encoding == "delta")
-    for part in range(_PARTS):
-        query = columns.where(*_in_part(part))
+    last = b""
+    while True:
+        query = select(blobs.c.digest, blobs.c.data).where(blobs.c.encoding == "delta", blobs.c.digest > last)
+        query = query.order_by(blobs.c.digest).limit(_READ_DIFFERENCES)
         rows = await database.read(lambda connection, asked=query: connection.execute(asked).all())
         await asyncio.to_thread(used.add_bases, [(bytes(digest), _delta.decode(data).base) for digest, data in rows])
+        if len(rows) < _READ_DIFFERENCES:
+            break
+        last = rows[-1][0]
     await asyncio.to_thread(used.add_what_they_build_on)
 
 
 async def _find_unused(database: Database, used: _Used) -> AsyncGenerator[list[bytes]]:
     unused: list[bytes] = []
-    for part in range(_PARTS):
-        query = select(blobs.c.digest).where(*_in_part(part)).order_by(blobs.c.digest)
-        found = await database.read(lambda connection, asked=query: connection.execute(asked).scalars().all())
-        kept = await asyncio.to_thread(used.within, part)
-        unused += [digest for digest in map(bytes, found) if digest not in kept]
+    async for found in _stream(database, blobs, blobs.c.digest):
+        unused += await asyncio.to_thread(used.lacks, [bytes(digest) for digest in found])
         while len(unused) >= AT_ONCE:
             yield unused[:AT_ONCE]
             unused = unused[AT_ONCE:]
@@ -150,14 +161,10 @@ async def _find_unused(database: Database, used: _Used) -> AsyncGenerator[list[b
         yield unused
 
 
-def _in_part(part: int) -> list[Any]:
-    low, high = _bounds(part)
-    return [blobs.c.digest >= low, blobs.c.digest < high]
-
-
-def _bounds(part: int) -> tuple[bytes, bytes]:
-    """Digests are 32 bytes long, so none reaches the last bound."""
-    return bytes((part,)), bytes((part + 1,)) if part + 1 < _PARTS else b"\xff" * 33
+async def _is_some_unused(database: Database, used: _Used) -> bool:
+    async for _ in _find_unused(database, used):
+        return True
+    return False
 
 
 def _remove(connection: Connection, unused: Sequence[bytes], before: tuple[Any, ...], now: float) -> int:

@@ -11,7 +11,20 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, delete, exists, func, literal_column, select, text
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Select,
+    and_,
+    case,
+    delete,
+    exists,
+    func,
+    literal_column,
+    or_,
+    select,
+    text,
+)
 
 from rollyard.core.message import Message
 from rollyard.core.rollout import Rollout
@@ -84,10 +97,15 @@ def _parts(message: Message) -> Iterator[tuple[Place, str]]:
 
 
 def put(connection: Connection, rollout: Rollout) -> None:
-    """Keep a rollout's texts; nothing where its calls are not at hand."""
+    """Keep a rollout's texts in the place of those there are."""
+    remove(connection, rollout.id)
+    add(connection, rollout)
+
+
+def add(connection: Connection, rollout: Rollout) -> None:
+    """Keep the texts of a rollout that has none yet; nothing where its calls are not at hand."""
     if rollout.trajectory is None and rollout.calls:
         return
-    remove(connection, rollout.id)
     named = " ".join((rollout.task.id, rollout.agent, rollout.labels.get("policy", "")))
     rows: list[tuple[str, str, int | None, str]] = [(rollout.id, TASK, None, named)]
     left = MOST
@@ -142,9 +160,13 @@ def candidates(connection: Connection, words: Sequence[str]) -> set[str]:
     return found | set(list_missing(connection))
 
 
-def find_matching(connection: Connection, ids: Sequence[str], pattern: re.Pattern[str]) -> set[str]:
+def find_matching(
+    connection: Connection, ids: Sequence[str], pattern: re.Pattern[str], plain: str | None = None
+) -> set[str]:
     """Those of the rollouts that have a line which matches, or of which that cannot be known here: their texts are not in, are
-    cut, or one is kept in pieces."""
+    cut, or one is kept in pieces. Where each such line has `plain` in it the database looks for that, and no text is read."""
+    if plain is not None:
+        return _find_plain(connection, ids, plain)
     query = select(texts.c.rollout_id, texts.c.place, texts.c.body).where(texts.c.rollout_id.in_(ids))
     seen, found = set[str](), set[str]()
     for rollout_id, place, body in connection.execute(query.execution_options(yield_per=_READ)):
@@ -154,6 +176,15 @@ def find_matching(connection: Connection, ids: Sequence[str], pattern: re.Patter
         if place == CUT or len(body) >= _PIECE or "\ufffd" in body or any(map(pattern.search, body.splitlines())):
             found.add(rollout_id)
     return found | (set(ids) - seen)
+
+
+def _find_plain(connection: Connection, ids: Sequence[str], plain: str) -> set[str]:
+    place_of = func.instr if connection.dialect.name == "sqlite" else func.strpos
+    holds = place_of(texts.c.body, plain) > 0
+    found = or_(texts.c.place == CUT, func.length(texts.c.body) >= _PIECE, holds) & (texts.c.place != TASK)
+    query = select(texts.c.rollout_id, func.max(case((found, 1), else_=0))).where(texts.c.rollout_id.in_(ids))
+    rows = connection.execute(query.group_by(texts.c.rollout_id)).all()
+    return {rollout_id for rollout_id, holds in rows if holds} | (set(ids) - {rollout_id for rollout_id, _ in rows})
 
 
 def phrases(query: str) -> list[str]:

@@ -70,7 +70,7 @@ async def test_a_body_that_two_calls_bring_is_read_as_the_first_brought_it(tmp_p
 class _Patient:
     """A write that may wait for an hour."""
 
-    gather_s = 3600.0
+    took_s = 1e9
 
     def __init__(self) -> None:
         self.done = False
@@ -79,7 +79,8 @@ class _Patient:
         self.done = True
 
 
-async def test_a_write_that_may_wait_is_taken_along_by_one_that_may_not(tmp_path):
+async def test_a_write_that_may_wait_is_taken_along_by_one_that_may_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(batches, "NEAR", batches.Patience(1.0, 3600.0))
     works = [_Patient() for _ in range(20)]
     async with Store.open(tmp_path / "runs.db") as store, asyncio.timeout(60):
         for number, work in enumerate(works):  # each right after another write: that is load, so it waits
@@ -157,6 +158,7 @@ async def test_writes_that_keep_coming_hold_up_no_batch_for_long(monkeypatch):
 @pytest.mark.parametrize(("busy_s", "sizes"), [(3600.0, [1, 2]), (0.0, [1, 1, 1])])
 async def test_a_slow_call_waits_for_others_only_soon_after_another_write(monkeypatch, busy_s, sizes):
     monkeypatch.setattr(batches, "BUSY_S", busy_s)
+    monkeypatch.setattr(batches, "NEAR", batches.Patience(1.0, 3600.0))
     taken = _Taken()
     async with asyncio.timeout(60):
         await taken.write(1)
@@ -172,10 +174,13 @@ async def test_a_slow_call_waits_for_others_only_soon_after_another_write(monkey
 
 def test_a_call_waits_for_others_a_small_part_of_the_time_that_it_took():
     record = replace(conversation("r1", 1)[1][0][0].record, received_at=1000.0)
-    took = {0.1: 0.0015, 0.5: 0.0075, 60.0: 0.01}
-    found = {s: CommitCall(replace(record, finished_at=1000.0 + s), (), {}).gather_s for s in took}
-    assert found == pytest.approx(took, rel=1e-6)
-    assert CommitCall(replace(record, finished_at=None), (), {}).gather_s <= 0.0
+    commits = {s: CommitCall(replace(record, finished_at=1000.0 + s), (), {}) for s in (0.1, 0.5, 60.0)}
+    near = {s: batches.NEAR.wait_s(commit) for s, commit in commits.items()}
+    distant = {s: batches.DISTANT.wait_s(commit) for s, commit in commits.items()}
+    assert near == pytest.approx({0.1: 0.0015, 0.5: 0.0075, 60.0: 0.01}, rel=1e-6)
+    assert distant == pytest.approx({0.1: 0.005, 0.5: 0.025, 60.0: 0.1}, rel=1e-6)
+    assert batches.NEAR.wait_s(CommitCall(replace(record, finished_at=None), (), {})) == 0.0
+    assert batches.NEAR.wait_s(_plain) == 0.0
 
 
 async def test_places_that_cannot_hold_a_store_are_refused(tmp_path):

@@ -248,7 +248,7 @@ async def test_samples_of_a_stored_rollout_are_those_of_the_live_one(store):
 @pytest.mark.slow
 async def test_an_export_takes_the_memory_of_a_few_rollouts_however_many_there_are(store, tmp_path):
     """Not of an Inspect log, which ends with a summary of every sample."""
-    few, many = 80, 400  # more than are read at once
+    few, many = 500, 960  # more than are read at once
     await store.create_run({}, id="run2")
     for start in range(0, many, 40):
         await asyncio.gather(*(keep(store, f"m{n}", run_id="run2", attempt=n) for n in range(start, start + 40)))

@@ -1,17 +1,23 @@
 """A database that went through every migration has the schema of a new one."""
 
 import asyncio
+import sqlite3
+import subprocess
+import sys
+from contextlib import asynccontextmanager, closing
 
+import asyncpg
 import msgspec
 import pytest
 from sqlalchemy import inspect, text
 
 from rollyard.core.errors import StoreError
-from rollyard.store import Store
+from rollyard.store import Store, batches, migrate, postgres
 from rollyard.store.migrate import upgrade
 from rollyard.store.schema import HEAD, WORDS, metadata
 from rollyard.store.store import open_database
 from rollyard.testing.call_log import commit_all, conversation
+from tests.waiting import until
 
 pytestmark = pytest.mark.anyio
 
@@ -133,6 +139,93 @@ async def test_rollouts_whose_nodes_and_bodies_had_tables_of_their_own_are_read_
             assert [await store.load_blob(one.record.raw_request, name) for one, _ in added] == [
                 c.raw for _, c in added
             ]
+
+
+@pytest.fixture
+async def old_store(store_url):
+    """One of version 0013."""
+    talks = {name: conversation(name, 3) for name in (f"r{n:02}" for n in range(50))}
+    async with Store.open(store_url) as store:
+        await asyncio.gather(*(commit_all(store, added) for _, added in talks.values()))
+        await store.database.prepare(lambda connection: split_rows(connection, talks))
+    return store_url
+
+
+@asynccontextmanager
+async def locked_calls(store_url):
+    """As another process has them that is at work."""
+    if store_url.startswith("postgresql"):
+        connection = await asyncpg.connect(store_url)
+        async with connection.transaction():
+            await connection.execute("LOCK TABLE calls IN ACCESS SHARE MODE")
+            yield
+        await connection.close()
+    else:
+        with closing(sqlite3.connect(store_url, isolation_level=None)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            yield
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A write may take 4 s, and who waits for a migration is told of it 20 times a second."""
+    monkeypatch.setattr(postgres, "DEADLINE_S", 4.0)
+    monkeypatch.setattr(batches, "DEADLINE_S", 4.0)
+    for name in ("TELL_FIRST_S", "TELL_EVERY_S"):
+        monkeypatch.setattr(migrate, name, 0.05)
+
+
+async def test_several_that_open_an_old_store_wait_as_long_as_one_of_them_migrates_it(old_store, impatient, caplog):
+    async def open_store():
+        async with Store.open(old_store) as store:
+            return len((await store.load_calls("r07"))[0])
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        async with locked_calls(old_store):
+            opening = [group.create_task(open_store()) for _ in range(3)]
+            await until(lambda: len(caplog.records) > 3 * 100 or any(task.done() for task in opening))
+    assert [task.result() for task in opening] == [3] * 3
+    assert "another process is at it: waiting for that one" in caplog.text
+
+
+async def test_a_migration_that_is_broken_off_leaves_the_old_version(old_store, impatient, caplog):
+    async def open_store():
+        async with Store.open(old_store):
+            pass
+
+    async def break_off():
+        opening = asyncio.create_task(open_store())
+        await until(lambda: len(caplog.records) > 3)
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+
+    async with asyncio.timeout(60), locked_calls(old_store):
+        await asyncio.to_thread(asyncio.run, break_off())  # which waits for the threads of its loop
+    assert await version_of(old_store) == "0013"
+
+
+@pytest.mark.parametrize("rollouts", [1, 25, 49])
+async def test_a_process_that_is_killed_while_it_migrates_leaves_the_old_version(old_store, rollouts):
+    dying = (
+        "import asyncio, os, sys\nfrom rollyard.store import Store, migrate\n"
+        "def add(self, count):\n    self.done += count\n    if self.done >= int(sys.argv[2]): os.kill(os.getpid(), 9)\n"
+        "migrate.MigrationProgress.add = add\n"
+        "async def main():\n    async with Store.open(sys.argv[1]): pass\nasyncio.run(main())"
+    )
+    words = [sys.executable, "-c", dying, old_store, str(3 * rollouts)]
+    assert (await asyncio.to_thread(subprocess.run, words)).returncode == -9
+    assert await version_of(old_store) == "0013"
+    async with Store.open(old_store) as store:
+        assert [len((await store.load_calls(f"r{n:02}"))[0]) for n in range(50)] == [3] * 50
+
+
+async def version_of(store_url):
+    database = open_database(store_url, "normal")
+    try:
+        return await database.read(migrate.current)
+    finally:
+        await database.aclose()
 
 
 async def test_opening_twice_keeps_everything(store_url):

@@ -11,7 +11,7 @@ from rollyard.core.message import Message, Text, ToolCall, ToolResult
 from rollyard.core.rollout import Rollout, Verdict
 from rollyard.core.task import Task
 from rollyard.store import texts
-from rollyard.store.search import index_missing, matching_line, search, whole_words
+from rollyard.store.search import compile_text, index_missing, matching_line, search
 from rollyard.trajectory.trajectory import Trajectory
 
 pytestmark = pytest.mark.anyio
@@ -92,11 +92,18 @@ async def test_a_pattern_reads_only_rollouts_that_can_have_it(store):
     await ended(store, "ro1", "the quick brown fox")
     await ended(store, "ro2", "the slow brown fox")
     await ended(store, "ro3", "a quick brown cat", calls=False)
-    assert whole_words("the quick brown fox") == ["quick", "brown"]
-    assert whole_words("quick") == []
+    plain = partial(compile_text, regex=False)
+    assert plain("the quick brown fox", ignore_case=True).words == ("quick", "brown")
+    assert plain("quick", ignore_case=True).words == ()
     assert await store.rollouts_with(["quick"]) == {"ro1", "ro3"}
-    pattern = re.compile("quick brown")
-    assert [found.rollout_id async for found in search(store, pattern, words=["quick"])] == ["ro1", "ro3"]
+    for ignore_case in (False, True):
+        for sought, there in (
+            ("a quick brown", ["ro3"]),
+            ("quick brown", ["ro1", "ro3"]),
+            ("Quick", ["ro1", "ro3"] * ignore_case),
+        ):
+            found = search(store, plain(sought, ignore_case=ignore_case))
+            assert [one.rollout_id async for one in found] == there
 
 
 async def test_of_a_very_long_rollout_the_beginning_is_there_and_a_pattern_still_reads_it(store):
@@ -109,11 +116,16 @@ async def test_a_pattern_is_found_where_two_pieces_of_a_long_text_meet_and_at_th
     diffs = {"ro1": "x" * 63_996 + "a needle in two pieces", "ro2": "first\nsecond line\nthird", "ro3": "no such"}
     for name, diff in diffs.items():
         await store.commit_rollout(Rollout(id=name, task=Task(id="t", instruction="x"), agent="pi", diff=diff))
-    for pattern, rollout_id in (("needle in", "ro1"), ("^second line$", "ro2")):
-        found = [one async for one in search(store, re.compile(pattern))]
-        assert [one.rollout_id for one in found] == [rollout_id]
+    for pattern, rollout_id in (("needle", "ro1"), ("needle in", "ro1"), ("^second line$", "ro2")):
+        for regex in (True, False) if pattern.isalpha() else (True,):
+            sought = compile_text(pattern, regex=regex, ignore_case=False)
+            assert [one.rollout_id async for one in search(store, sought)] == [rollout_id]
     read_whole = partial(texts.find_matching, ids=list(diffs), pattern=re.compile("^second line$"))
     assert await store.database.read(read_whole) == {"ro1", "ro2"}
+    for text, others in (("second", {"ro2"}), ("Second", set()), ("such", {"ro3"}), ("%", set()), ("t", {"ro2"})):
+        for plain in (text, None):
+            read = partial(texts.find_matching, ids=[*diffs, "unknown"], pattern=re.compile(text), plain=plain)
+            assert await store.database.read(read) == {"ro1", "unknown", *others}
 
 
 async def test_notes_labels_and_scores_are_kept_replaced_and_removed(store):

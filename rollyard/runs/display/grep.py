@@ -14,7 +14,7 @@ from rollyard.core.printable import printable
 from rollyard.runs.display.paint import BOLD, RED, paint
 from rollyard.store import Store
 from rollyard.store.listing import run_id
-from rollyard.store.search import Found, search
+from rollyard.store.search import Found, SoughtText, search
 from rollyard.store.texts import PLACES
 
 _BEFORE, _LINE = 60, 200  # characters of a line kept before what was found, and in all
@@ -23,27 +23,26 @@ _LEAST = 20  # on a terminal, however narrow
 
 async def print_found(
     where: str,
-    pattern: re.Pattern[str],
-    words: list[str],
+    sought: SoughtText,
     run: str,
     places: tuple[str, ...],
     limit: int,
     names: bool,
     json: bool,
 ) -> int:
-    """How many were printed. `words` are those that each line found must have."""
+    """How many were printed."""
     for place in places:
         if place not in PLACES:
             raise UnknownName("place", place, list(PLACES))
     count, last = 0, ""
     async with Store.open(where, create=False) as store:
         chosen = await run_id(store, run) if run else None
-        async for found in search(store, pattern, run_id=chosen, words=words):
+        async for found in search(store, sought, run_id=chosen):
             if places and found.place not in places:
                 continue
             if names and found.rollout_id == last:
                 continue
-            print(found.rollout_id if names else _json(found) if json else _text(found, pattern, last))
+            print(found.rollout_id if names else _json(found) if json else _text(found, sought.pattern, last))
             last = found.rollout_id
             count += 1
             if count == limit:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import sqlalchemy as sa
-from alembic import op
+from alembic import context, op
 
 revision = "0014"
 down_revision = "0013"
@@ -23,8 +23,10 @@ def upgrade() -> None:
 
 
 def _fill(connection: sa.Connection) -> None:
+    progress = context.config.attributes["progress"]
+    progress.total = connection.execute(sa.text("SELECT count(*) FROM calls")).scalar_one()
     first = sa.text(
-        "SELECT rollout_id, min(seq) AS seq FROM calls WHERE rollout_id > :last "
+        "SELECT rollout_id, min(seq) AS seq, count(*) AS calls FROM calls WHERE rollout_id > :last "
         "GROUP BY rollout_id ORDER BY rollout_id LIMIT :count"
     )
     within = sa.text("SELECT * FROM nodes WHERE rollout_id >= :first AND rollout_id <= :last ORDER BY rollout_id, id")
@@ -33,6 +35,7 @@ def _fill(connection: sa.Connection) -> None:
     while rollouts := connection.execute(first, {"last": last, "count": AT_ONCE}).all():
         seqs = {row.rollout_id: row.seq for row in rollouts}
         last = rollouts[-1].rollout_id
+        progress.add(sum(row.calls for row in rollouts))
         rows = connection.execute(within, {"first": rollouts[0].rollout_id, "last": last})
         for rollout_id, of_one in groupby(rows, key=lambda row: row.rollout_id):
             if rollout_id in seqs:
