@@ -23,6 +23,7 @@ from sqlalchemy.dialects import sqlite
 
 P = ParamSpec("P")
 T = TypeVar("T")
+UPGRADE_S = 86_400.0  # a store of terabytes
 Work = Callable[[Connection], T]
 
 
@@ -62,6 +63,11 @@ class Database(Protocol):
         ...
 
     async def read(self, work: Work[T]) -> T: ...
+    async def upgrade(self, work: Work[Any]) -> None:
+        """Bring the tables of an older version up to date, in one transaction that takes as long as there are rows. It waits for
+        another process that does so; given up, nothing of it is kept. It must be one that may happen twice."""
+        ...
+
     async def alter(self, *statements: str) -> None:
         """One transaction without a deadline: making an index takes as long as there are rows."""
         ...

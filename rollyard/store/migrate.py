@@ -6,28 +6,36 @@ import, is only used for one that is behind. Both ways lead to the same schema, 
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Connection, inspect, text
 
 from rollyard.core.errors import StoreError
+from rollyard.core.log import Log
 from rollyard.store.database import Database
 from rollyard.store.schema import HEAD, metadata
 from rollyard.store.sqlite_file import missing
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 UNFINISHED = "copying-"  # how the version of a target of `copy_store` begins until all rows are in it
+_log = Log("rollyard.store")
 _LOCK = 7_031_115_901  # any number that is ours: PostgreSQL's advisory lock while the schema is made
 
 
 async def prepare(database: Database, *, create: bool) -> None:
     """Without `create` a database that has no tables of ours is refused, and nothing is written to it."""
     version = await database.read(current)
-    if version is None and not create:
-        raise missing(database.where)
-    if version != HEAD:
-        await database.prepare(partial(bring_up_to_date, where=database.where))
+    work = partial(bring_up_to_date, where=database.where)
+    if version is None:
+        if not create:
+            raise missing(database.where)
+        await database.prepare(work)
+    elif version != HEAD:
+        began = time.monotonic()
+        await database.upgrade(work)
+        _log.warning("%s is up to date after %.0f s", database.where, time.monotonic() - began)
 
 
 def bring_up_to_date(connection: Connection, where: str) -> None:
@@ -75,6 +83,12 @@ def upgrade(connection: Connection, version: str | None, where: str = "this data
         raise StoreError(
             f"{where} has schema {version}, newer than this version of rollyard knows",
             hint="update rollyard, or open another store",
+        )
+    if version is not None:
+        _log.warning(
+            "%s is of an older version of rollyard: it is brought up to date, which takes minutes where it is large; "
+            "older versions cannot open it afterwards",
+            where,
         )
     config.attributes["connection"] = connection
     command.upgrade(config, "head")

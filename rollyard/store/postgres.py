@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, create_async_engine
 
 from rollyard.core.errors import ConfigError, MissingExtra, StoreError, Unsupported
 from rollyard.core.log import Log
-from rollyard.store.database import Put, Work
+from rollyard.store.database import UPGRADE_S, Put, Work
 from rollyard.store.schema import seats
 
 T = TypeVar("T")
@@ -136,6 +136,9 @@ class PostgresDatabase:
             finally:
                 self._free.append(seat)
 
+    async def upgrade(self, work: Work[Any]) -> None:
+        await self._patiently(lambda: self._begin(work), "write", deadline_s=UPGRADE_S)
+
     async def alter(self, *statements: str) -> None:
         try:
             async with self._engine.begin() as connection:
@@ -155,12 +158,12 @@ class PostgresDatabase:
             pass  # a few rows stay behind; they bother nobody
         await self._engine.dispose()
 
-    async def _patiently(self, once: Callable[[], Awaitable[T]], what: str) -> T:
+    async def _patiently(self, once: Callable[[], Awaitable[T]], what: str, *, deadline_s: float = DEADLINE_S) -> T:
         """Try until it happened, it cannot, or the deadline has passed."""
         pause, why = FIRST_PAUSE_S, "no answer"
         started = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(deadline_s):
                 while True:
                     try:
                         return await once()
@@ -171,7 +174,7 @@ class PostgresDatabase:
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST_PAUSE_S)
         except TimeoutError as error:
-            raise StoreError(f"the database {self.where} gave no {what} for {DEADLINE_S:.0f} s: {why}") from error
+            raise StoreError(f"the database {self.where} gave no {what} for {deadline_s:.0f} s: {why}") from error
 
     def _still_unreached(self, why: _Unreached, elapsed: float, pause: float) -> None:
         if elapsed + pause > self._wait_s:

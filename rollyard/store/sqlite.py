@@ -24,7 +24,8 @@ from sqlalchemy.pool import NullPool, QueuePool
 from rollyard.core.errors import StoreError
 from rollyard.store import sqlite_file
 from rollyard.store.batches import DEADLINE_S, Batch, Batches
-from rollyard.store.database import Work
+from rollyard.store.database import UPGRADE_S, Work
+from rollyard.store.sqlite_upgrade import run_alone
 from rollyard.store.sqlite_writer import SQLiteWriter, Synchronous
 from rollyard.store.writer_link import WriterLink
 
@@ -96,6 +97,11 @@ class SQLite:
                 return work(connection)
         except (SQLAlchemyError, sqlite3.Error) as error:
             raise sqlite_file.explain(error, self.where) from error
+
+    async def upgrade(self, work: Work[Any]) -> None:
+        """On a connection of its own: this process may have a link to the one that writes, which waits for nothing so long."""
+        async with asyncio.timeout(UPGRADE_S):
+            await run_alone(self.path, work)
 
     async def alter(self, *statements: str) -> None:
         await asyncio.to_thread(sqlite_file.alter, self.path, statements)
