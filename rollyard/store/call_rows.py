@@ -74,10 +74,10 @@ def call_row(record: CallRecord, nodes: Sequence[Node], bodies: Mapping[bytes, B
         record.edge,
         record.parent_call_id,
         record.break_reason,
-        record.model_served or record.model_requested,
+        _without_nul(record.model_served or record.model_requested),
         record.capture,
         record.finish,
-        record.error.replace("\0", "\ufffd") if record.error else record.error,
+        _without_nul(record.error) if record.error else record.error,
         record.usage.prompt_tokens,
         record.usage.completion_tokens,
         record.received_at,
@@ -86,6 +86,11 @@ def call_row(record: CallRecord, nodes: Sequence[Node], bodies: Mapping[bytes, B
         bytearray(_encode([_stored_node(node) for node in nodes])) if nodes else None,
         bytearray(_encode([StoredBody(digest, body) for digest, body in bodies.items()])) if bodies else None,
     )
+
+
+def _without_nul(text: str) -> str:
+    """What agents and servers said as a text that PostgreSQL takes; the record has it as it was."""
+    return text.replace("\0", "\ufffd")
 
 
 def split_bodies(record: CallRecord, bodies: Mapping[bytes, Blob]) -> tuple[dict[bytes, Blob], dict[bytes, bytes]]:

@@ -169,3 +169,12 @@ async def test_places_that_cannot_hold_a_store_are_refused(tmp_path):
         with pytest.raises(ConfigError):
             async with Store.open(where):
                 pass
+
+
+async def test_a_model_name_with_a_nul_is_kept_as_it_was(store):
+    """An agent may ask for any name, and PostgreSQL's texts have no NUL."""
+    trajectory, added = conversation("r1", 1)
+    (one, _) = added[0]
+    record = msgspec.structs.replace(one.record, model_requested="m\0x", model_served=None)
+    await store.commit(record, one.nodes, one.blobs)
+    assert (await store.load_calls("r1"))[0] == [record]
