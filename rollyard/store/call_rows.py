@@ -112,6 +112,11 @@ def read_nodes(packed: Iterable[bytes | None]) -> list[Node]:
     return [_node(stored[number], messages) for number in sorted(stored)]
 
 
+def read_bodies(packed: bytes) -> list[tuple[bytes, Blob]]:
+    """A call's own bodies under their digests."""
+    return [(body.digest, body.data) for body in _decode_bodies(packed)]
+
+
 def read_body(packed: bytes, digest: bytes) -> Blob | None:
     """One of a call's own bodies."""
     return next((body.data for body in _decode_bodies(packed) if body.digest == digest), None)

@@ -15,7 +15,7 @@ from rollyard.core.node import Node
 from rollyard.core.protocols import SessionRecord
 from rollyard.store import blobs, leases
 from rollyard.store.blobs import encode_blobs, put_rows
-from rollyard.store.call_rows import call_row, decode_record, read_body, read_nodes, split_bodies
+from rollyard.store.call_rows import call_row, decode_record, read_bodies, read_body, read_nodes, split_bodies
 from rollyard.store.database import Put
 from rollyard.store.schema import calls, sessions
 
@@ -134,12 +134,27 @@ def load(connection: Connection, rollout_id: str) -> tuple[list[CallRecord], lis
         raise StoreError(f"the calls of rollout {rollout_id} are damaged: {error}") from error
 
 
-def load_body(connection: Connection, digest: bytes, rollout_id: str) -> bytes:
-    """One that calls of this rollout name, whole; the chain of differences behind it is bounded by its writer."""
+def load_own_bodies(connection: Connection, rollout_id: str) -> dict[bytes, Blob]:
+    """All that the calls of a rollout keep themselves, as the first call that brought each has it: for a caller of `load_body`
+    who reads many of them, since each would otherwise be sought in every call."""
+    query = select(calls.c.bodies).where(calls.c.rollout_id == rollout_id, calls.c.bodies.is_not(None))
+    own = dict[bytes, Blob]()
+    try:
+        for packed in connection.execute(query.order_by(calls.c.seq)).scalars():
+            for digest, body in read_bodies(packed):
+                own.setdefault(digest, body)
+    except msgspec.MsgspecError as error:
+        raise StoreError(f"the bodies of rollout {rollout_id} are damaged: {error}") from error
+    return own
+
+
+def load_body(connection: Connection, digest: bytes, rollout_id: str, own: Mapping[bytes, Blob] | None = None) -> bytes:
+    """One that calls of this rollout name, whole; the chain of differences behind it is bounded by its writer. `own` are those
+    of `load_own_bodies`."""
     differences: list[Delta] = []
     at = digest
     while (whole := blobs.find(connection, at)) is None:
-        body = _find_own(connection, at, rollout_id)
+        body = _find_own(connection, at, rollout_id) if own is None else own.get(at)
         if body is None:
             raise StoreError(f"no body of rollout {rollout_id} is kept under {at.hex()}")
         if not isinstance(body, Delta):

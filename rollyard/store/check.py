@@ -90,12 +90,17 @@ def _count_rows(rollout: Rollout, numbers: Counter[str], refused: Counter[str]) 
 
 
 async def _evidence(store: Store, trajectory: Trajectory, numbers: Counter[str]) -> AsyncGenerator[LawViolation]:
+    try:
+        own = await store.load_own_bodies(trajectory.rollout_id)
+    except StoreError as error:
+        yield LawViolation("every body is kept", trajectory.rollout_id, "", str(error))
+        return
     for record in trajectory.records:
         for digest in (record.raw_request, record.raw_response):
             if not digest:
                 continue
             try:
-                body = await store.load_blob(digest, record.rollout_id)
+                body = await store.load_blob(digest, record.rollout_id, own)
             except StoreError as error:
                 yield LawViolation("every body is kept", trajectory.rollout_id, f"call {record.id}", str(error))
                 continue

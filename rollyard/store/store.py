@@ -101,6 +101,7 @@ class Store(Records):
     sessions = reads(_calls.all_sessions)
     load_calls = reads(_calls.load)
     load_blob = reads(_calls.load_body)
+    load_own_bodies = reads(_calls.load_own_bodies)
 
     async def trajectory(self, rollout_id: str) -> Trajectory:
         """The graph of a rollout's calls, as it was when the last of them was committed."""
