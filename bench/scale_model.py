@@ -2,9 +2,9 @@
 
 A closed system: `concurrent` rollouts are always in flight. Each claims (database), opens its sandbox (node CPU and the worker's
 own loop), takes `turns` turns (gate on the worker, model server, one committed call, then the tool on the node's CPU), is judged
-and committed. Every resource is a queue with servers; a rollout that finds them busy waits. Heartbeats and event batches, which come by
-worker and not by rollout, take their share of the database. What one worker writes at the same time shares a transaction, as in
-`rollyard/store/shared_writes.py`. The first bottleneck is the resource that is used most.
+and committed. Every resource is a queue with servers; a rollout that finds them busy waits. Heartbeats and event batches, which
+come by worker and not by rollout, take their share of the database. What one worker writes at the same time shares a transaction,
+as in `rollyard/store/shared_writes.py`. The first bottleneck is the resource that is used most.
 """
 
 from __future__ import annotations

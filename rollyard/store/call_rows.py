@@ -74,10 +74,10 @@ def call_row(record: CallRecord, nodes: Sequence[Node], bodies: Mapping[bytes, B
         record.edge,
         record.parent_call_id,
         record.break_reason,
-        record.model_served or record.model_requested,
+        _without_nul(record.model_served or record.model_requested),
         record.capture,
         record.finish,
-        record.error.replace("\0", "\ufffd") if record.error else record.error,
+        _without_nul(record.error) if record.error else record.error,
         record.usage.prompt_tokens,
         record.usage.completion_tokens,
         record.received_at,
@@ -86,6 +86,11 @@ def call_row(record: CallRecord, nodes: Sequence[Node], bodies: Mapping[bytes, B
         bytearray(_encode([_stored_node(node) for node in nodes])) if nodes else None,
         bytearray(_encode([StoredBody(digest, body) for digest, body in bodies.items()])) if bodies else None,
     )
+
+
+def _without_nul(text: str) -> str:
+    """What agents and servers said as a text that PostgreSQL takes; the record has it as it was."""
+    return text.replace("\0", "\ufffd")
 
 
 def split_bodies(record: CallRecord, bodies: Mapping[bytes, Blob]) -> tuple[dict[bytes, Blob], dict[bytes, bytes]]:
@@ -113,7 +118,21 @@ def read_body(packed: bytes, digest: bytes) -> Blob | None:
 
 
 def read_bodies(packed: bytes) -> dict[bytes, Blob]:
+    """A call's own bodies under their digests."""
     return {body.digest: body.data for body in _decode_bodies(packed)}
+
+
+def follow_differences(own: Mapping[bytes, Blob], digest: bytes) -> tuple[bytes, list[Delta]]:
+    """The body that a body is made from, as far as `own` leads, and the differences from it in the order in which they apply. Where
+    they lead in a circle it is the body itself: a shared one may stand in `own` as a difference from what builds on it."""
+    chain: dict[bytes, Delta] = {}
+    at = digest
+    while isinstance(body := own.get(at), Delta):
+        if at in chain:
+            return digest, []
+        chain[at] = body
+        at = body.base
+    return at, [*reversed(chain.values())]
 
 
 def find_bases(packed: bytes) -> list[bytes]:

@@ -144,16 +144,16 @@ def _read_calls(rollout_id: str, rows: Sequence[Any]) -> tuple[list[CallRecord],
 
 
 def load_own_bodies(connection: Connection, rollout_id: str) -> dict[bytes, Blob]:
-    """Those that calls of this rollout do not share, as they are kept: each as the first call that brought it has it, since a
+    """Those that the calls of a rollout do not share, as they are kept: each as the first call that brought it has it, since a
     later one may be a difference from what builds on it."""
     query = select(calls.c.bodies).where(calls.c.rollout_id == rollout_id, calls.c.bodies.is_not(None))
-    found: dict[bytes, Blob] = {}
+    own = dict[bytes, Blob]()
     try:
         for packed in connection.execute(query.order_by(calls.c.seq)).scalars():
-            found = read_bodies(packed) | found
+            own = read_bodies(packed) | own
     except msgspec.MsgspecError as error:
         raise StoreError(f"the bodies of rollout {rollout_id} are damaged: {error}") from error
-    return found
+    return own
 
 
 def load_body(connection: Connection, digest: bytes, rollout_id: str) -> bytes:

@@ -15,7 +15,6 @@ from typing import Any
 import msgspec
 
 from rollyard.core.call import CallRecord
-from rollyard.core.delta import Blob, Delta, apply
 from rollyard.core.errors import StoreError
 from rollyard.core.rollout import Rollout
 from rollyard.store.store import Store
@@ -101,7 +100,7 @@ async def _evidence(store: Store, trajectory: Trajectory, numbers: Counter[str])
             if not digest:
                 continue
             try:
-                body = await _load_body(store, trajectory.rollout_id, digest, own)
+                body = await store.load_blob(digest, record.rollout_id, own)
             except StoreError as error:
                 yield LawViolation("every body is kept", trajectory.rollout_id, f"call {record.id}", str(error))
                 continue
@@ -110,19 +109,6 @@ async def _evidence(store: Store, trajectory: Trajectory, numbers: Counter[str])
             elif digest is record.raw_response:
                 for finding in _compare_ids(trajectory, record, body, numbers):
                     yield finding
-
-
-async def _load_body(store: Store, rollout_id: str, digest: bytes, own: Mapping[bytes, Blob]) -> bytes:
-    """The same as the store's `load_blob`, which looks through all of a rollout's bodies for each."""
-    differences: list[Delta] = []
-    at = digest
-    while isinstance(body := own.get(at), Delta):
-        differences.append(body)
-        at = body.base
-    whole = body if body is not None else await store.load_blob(at, rollout_id)
-    for delta in reversed(differences):
-        whole = apply(delta, whole)
-    return whole
 
 
 def _compare_ids(trajectory: Trajectory, record: CallRecord, body: bytes, numbers: Counter[str]) -> list[LawViolation]:

@@ -4,11 +4,11 @@ Every operation of the store is a plain function `f(connection, ...)`, written o
 writing ones on its own thread, many to a transaction; `Postgres` gives those that have `shares` one transaction when they come
 at the same time, and each other one its own. A function may run again when its transaction had to be repeated, so it does
 nothing but talk to the connection. One that has an attribute `together` may be run as `together(connection, works)` with others
-of its kind; that gives a result for each, and one that is an exception is raised for its caller. One that has `took_s`, the time
-that its caller has spent already, may be kept for a small share of that, while much is written, until others have come. One that has `prepare` may be asked to do so before its
-transaction, while other processes write. Where another process writes, works are pickled; one that has `repeat` may be sent again
-as what that gives, when it is not known whether it was done, and one that is `large` is prepared on a thread, since an event loop
-would stand still meanwhile.
+of its kind; that gives a result for each, and one that is an exception is raised for its caller. One that has `took_s`, the
+time that its caller has spent already, may be kept for a small share of that, while much is written, until others have come. One
+that has `prepare` may be asked to do so before its transaction, while other processes write. Where another process writes, works
+are pickled; one that has `repeat` may be sent again as what that gives, when it is not known whether it was done, and one that is
+`large` is prepared on a thread, since an event loop would stand still meanwhile.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from sqlalchemy.dialects import sqlite
 
 P = ParamSpec("P")
 T = TypeVar("T")
+UPGRADE_S = 86_400.0  # a store of terabytes
 Work = Callable[[Connection], T]
 
 

@@ -58,6 +58,7 @@ async def _migrate(database: Database, version: str) -> None:
     finally:
         progress.ended = True
         telling.cancel()
+    _log.warning("%s has schema %s now, before %s: older versions of rollyard refuse it", database.where, HEAD, version)
 
 
 async def _tell(where: str, version: str, progress: MigrationProgress) -> None:
@@ -66,10 +67,10 @@ async def _tell(where: str, version: str, progress: MigrationProgress) -> None:
         await asyncio.sleep(every)
         every = TELL_EVERY_S
         if not progress.began:
-            _log.warning("%s is of an older version, and another process is at it: waiting for that one", where)
+            _log.warning("%s is of an older version: waiting for the process that migrates it or writes to it", where)
             continue
         share = f"{100 * progress.done // progress.total} % of its calls are done" if progress.total else "please wait"
-        _log.warning("bringing %s up to date (schema %s to %s): %s", where, version, HEAD, share)
+        _log.warning("migrating %s (schema %s to %s): %s", where, version, HEAD, share)
 
 
 def bring_up_to_date(connection: Connection, where: str, progress: MigrationProgress | None = None) -> None:

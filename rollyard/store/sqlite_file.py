@@ -17,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from rollyard.core.errors import ConfigError, StoreError
 from rollyard.core.log import Log
+from rollyard.store.partial_files import partial_name, remove_dead_parts
 
 BUSY_MS = 30_000  # how long another process may hold the write lock
 _SIDES = ("", "-wal", "-shm")
@@ -116,22 +117,25 @@ def explain(error: Exception, where: str) -> StoreError:
 
 
 def copy(path: Path, target: Path) -> None:
-    """All of one snapshot in a new file, complete and compact; it is itself a store."""
+    """All of one snapshot in a new file, complete and compact; it is itself a store. It appears under its name when it is
+    complete."""
     for name in _SIDES:
         if os.path.lexists(f"{target}{name}"):
             raise ConfigError(f"{target}{name} exists", hint="choose a new file")
+    remove_dead_parts(target)
+    aside = partial_name(target)
     try:
         with closing(connect(path, isolation_level=None)()) as raw:
-            make_file(target)
-            raw.execute("VACUUM INTO ?", (str(target),))
+            make_file(aside)
+            raw.execute("VACUUM INTO ?", (str(aside),))
+        aside.rename(target)
     except (sqlite3.Error, OSError) as error:
-        target.unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise explain(error, str(path)) from error
 
 
 def restore(backup: Path, target: Path) -> None:
-    """Put a backup in the place of a store that is not there (any more), after checking that it is whole. It appears under its
-    name when it is complete."""
+    """Put a backup in the place of a store that is not there (any more), after checking that it is whole."""
     check_place(backup, create=False)
     for name in _SIDES:
         if os.path.lexists(f"{target}{name}"):
@@ -146,9 +150,7 @@ def restore(backup: Path, target: Path) -> None:
         raise StoreError(f"{backup} is damaged: {found}", hint="restore another backup")
     if not ours:
         raise StoreError(f"{backup} is a database, but not a store of rollyard", hint="name a backup of a store")
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    copy(backup, aside)
-    aside.rename(target)
+    copy(backup, target)
 
 
 def _mode(path: Path) -> int:

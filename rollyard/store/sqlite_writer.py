@@ -27,6 +27,7 @@ Synchronous = Literal["normal", "full"]
 T = TypeVar("T")
 
 LONG_KB, LONG_PAUSE_S = 32_768, 0.05  # of a long transaction: pages in memory, and between two tries for the lock
+LONG_STEPS = 100_000  # of SQLite's machine, between two looks at whether it was stopped: about a millisecond
 CHECKPOINT_PAGES = 2000  # of the write-ahead log, until a transaction brings them into the file
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 0.00005, 0.001  # between two tries for the lock that another process has
 
@@ -104,7 +105,6 @@ class LongTransaction:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._stopped = False
-        self._driver: sqlite3.Connection | None = None
 
     def run(self, work: Work[T]) -> T:
         connect = sqlite_file.connect(self._path, check_same_thread=False)
@@ -112,7 +112,8 @@ class LongTransaction:
         event.listen(engine, "connect", _prepare_connection("normal", CHECKPOINT_PAGES))
         try:
             with engine.connect() as connection:
-                self._driver = driver = cast(sqlite3.Connection, connection.connection.driver_connection)
+                driver = cast(sqlite3.Connection, connection.connection.driver_connection)
+                driver.set_progress_handler(lambda: self._stopped, LONG_STEPS)
                 driver.execute(f"PRAGMA cache_size=-{LONG_KB}")
                 while not self._begins(driver):
                     time.sleep(LONG_PAUSE_S)
@@ -125,8 +126,6 @@ class LongTransaction:
     def stop(self) -> None:
         """From another thread: `run` raises."""
         self._stopped = True
-        if self._driver is not None:
-            self._driver.interrupt()
 
     def _begins(self, driver: sqlite3.Connection) -> bool:
         try:

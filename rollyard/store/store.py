@@ -19,7 +19,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from rollyard.core.call import CallRecord
-from rollyard.core.delta import Blob
+from rollyard.core.delta import Blob, apply
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import POLICY_STOPPED, Event
 from rollyard.core.lease import Attempt, Lease
@@ -37,6 +37,7 @@ from rollyard.store import rollouts as _rollouts
 from rollyard.store import runs as _runs
 from rollyard.store import sweep as _sweep
 from rollyard.store import texts as _texts
+from rollyard.store.call_rows import follow_differences
 from rollyard.store.data_frames import RolloutList
 from rollyard.store.database import Database, SmallOperation
 from rollyard.store.event_order import EventOrder
@@ -101,8 +102,18 @@ class Store(Records):
     session = reads(_calls.session)
     sessions = reads(_calls.all_sessions)
     load_calls = reads(_calls.load)
-    load_blob = reads(_calls.load_body)
     load_own_bodies = reads(_calls.load_own_bodies)
+
+    async def load_blob(self, digest: bytes, rollout_id: str, own: Mapping[bytes, Blob] | None = None) -> bytes:
+        """A body that calls of the rollout name. A caller that reads many gives the rollout's `load_own_bodies`: otherwise each is
+        sought in every call."""
+        start, differences = follow_differences(own or {}, digest)
+        whole = own.get(start) if own is not None else None
+        if not isinstance(whole, bytes):
+            whole = await self.database.read(partial(_calls.load_body, digest=start, rollout_id=rollout_id))
+        for difference in differences:
+            whole = apply(difference, whole)
+        return whole
 
     async def trajectory(self, rollout_id: str) -> Trajectory:
         """The graph of a rollout's calls, as it was when the last of them was committed."""

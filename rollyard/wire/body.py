@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -26,6 +26,8 @@ P = ParamSpec("P")
 _COUNTED_FROM = 4 * 2**20
 _MAX_COMMAS = 2_000_000
 _OWN_KEY = 256  # bytes of an item that is its own key
+
+WholeNumber = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # in a request; more could not be stored
 
 malformed = (msgspec.DecodeError, UnicodeError, RecursionError, OverflowError)
 

@@ -16,7 +16,7 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Image, Message, Opaque, Part, Role, Text, Thinking, ToolCall, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import chat_upstream, openai_shapes
-from rollyard.wire.body import ABSENT, dump, from_agent, is_given, raw_text, read, recall, recall_same
+from rollyard.wire.body import ABSENT, WholeNumber, dump, from_agent, is_given, raw_text, read, recall, recall_same
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.history import CHAT_HISTORY, History, read_history
 from rollyard.wire.members import BodyReader, refuse_stored
@@ -39,17 +39,17 @@ class _Body(msgspec.Struct, gc=False):
     stream_options: _StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: WholeNumber | None = None
     min_p: float | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: WholeNumber | None = None
+    max_completion_tokens: WholeNumber | None = None
     stop: str | list[str] | None = None
-    seed: int | None = None
-    n: int | None = None
+    seed: WholeNumber | None = None
+    n: WholeNumber | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: WholeNumber | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None

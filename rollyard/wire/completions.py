@@ -18,6 +18,7 @@ from rollyard.core.message import Message, Text
 from rollyard.wire import openai_shapes, options
 from rollyard.wire.body import (
     ABSENT,
+    WholeNumber,
     dump,
     from_agent,
     from_upstream,
@@ -43,18 +44,18 @@ class _Body(msgspec.Struct):
     stream_options: _StreamOptions | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: WholeNumber | None = None
     min_p: float | None = None
-    max_tokens: int | None = None
+    max_tokens: WholeNumber | None = None
     stop: str | list[str] | None = None
-    seed: int | None = None
-    n: int | None = None
-    best_of: int | None = None
+    seed: WholeNumber | None = None
+    n: WholeNumber | None = None
+    best_of: WholeNumber | None = None
     echo: bool | None = None
     suffix: str | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logprobs: int | None = None
+    logprobs: WholeNumber | None = None
 
 
 _body = BodyReader(_Body, "completions")

@@ -16,7 +16,7 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Message, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import gemini_upstream
-from rollyard.wire.body import ABSENT, dump, from_agent, is_given, raw_text, read, read_object, recall
+from rollyard.wire.body import ABSENT, WholeNumber, dump, from_agent, is_given, raw_text, read, read_object, recall
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.gemini_parts import content_decoder, messages_of, parts_of, wire_parts
 from rollyard.wire.members import BodyReader
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class _Thinking(msgspec.Struct, rename="camel"):
-    thinking_budget: int | None = None
+    thinking_budget: WholeNumber | None = None
     thinking_level: str | None = None
     include_thoughts: bool | None = None
 
@@ -38,14 +38,14 @@ class _Config(msgspec.Struct, rename="camel"):
     temperature: float | None = None
     top_p: float | None = None
     top_k: float | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: WholeNumber | None = None
     stop_sequences: list[str] | None = None
-    seed: int | None = None
+    seed: WholeNumber | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     response_logprobs: bool | None = None
-    logprobs: int | None = None
-    candidate_count: int | None = None
+    logprobs: WholeNumber | None = None
+    candidate_count: WholeNumber | None = None
     response_mime_type: str | None = None
     response_schema: dict[str, Any] | None = None
     response_json_schema: dict[str, Any] | None = None

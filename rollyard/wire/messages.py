@@ -17,7 +17,7 @@ from rollyard.core.errors import BadRequest, ThreadNotFound
 from rollyard.core.message import Message, Part, Text, ToolResult, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import messages_upstream
-from rollyard.wire.body import ABSENT, dump, from_agent, is_given, raw_text, read, recall, recall_same
+from rollyard.wire.body import ABSENT, WholeNumber, dump, from_agent, is_given, raw_text, read, recall, recall_same
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.members import BodyReader
 from rollyard.wire.messages_blocks import blocks, part_of
@@ -29,7 +29,7 @@ from rollyard.wire.sse import frame
 
 class _Thinking(msgspec.Struct):
     type: str = ""
-    budget_tokens: int | None = None
+    budget_tokens: WholeNumber | None = None
 
 
 class _Thread(msgspec.Struct):
@@ -47,10 +47,10 @@ class _Body(msgspec.Struct):
     system: msgspec.Raw = ABSENT
     tools: msgspec.Raw = ABSENT
     stream: bool | None = None
-    max_tokens: int | None = None
+    max_tokens: WholeNumber | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
+    top_k: WholeNumber | None = None
     stop_sequences: list[str] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: _Thinking | None = None

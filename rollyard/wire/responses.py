@@ -18,7 +18,18 @@ from rollyard.core.errors import BadRequest
 from rollyard.core.message import Message, Part, Text, ToolSpec
 from rollyard.core.message import tools_digest as digest_tools
 from rollyard.wire import openai_shapes, responses_upstream
-from rollyard.wire.body import ABSENT, digest, dump, from_agent, is_given, raw_text, read, recall_keyed, recall_same
+from rollyard.wire.body import (
+    ABSENT,
+    WholeNumber,
+    digest,
+    dump,
+    from_agent,
+    is_given,
+    raw_text,
+    read,
+    recall_keyed,
+    recall_same,
+)
 from rollyard.wire.codec import Memo, WireRequest
 from rollyard.wire.members import BodyReader
 from rollyard.wire.options import choice_of, reasoning_of, text_of
@@ -50,10 +61,10 @@ class _Body(msgspec.Struct):
     previous_response_id: str | None = None
     tools: msgspec.Raw = ABSENT
     stream: bool | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: WholeNumber | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_logprobs: int | None = None
+    top_logprobs: WholeNumber | None = None
     include: list[str] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 import rollyard as ry
 from bench.page import fill
@@ -26,6 +27,7 @@ from rollyard.page.planes import PlaneTables
 from rollyard.plane.server.operator import PlaneOperator
 from rollyard.plane.service.instances import CreateInstance
 from rollyard.plane.storage.sql import SqlPlane
+from rollyard.testing.call_log import conversation
 from rollyard.testing.serve import serve_app
 from rollyard.trajectory.trajectory import Trajectory
 from tests.plane.conftest import OWNER
@@ -72,6 +74,15 @@ async def browsing(**options):
 async def shot(page, name):
     SHOTS.mkdir(parents=True, exist_ok=True)
     await page.screenshot(path=SHOTS / f"{name}.png", full_page=True)
+
+
+async def rollout_of_a_model_with_a_long_name(store):
+    """An agent may ask for any."""
+    _, added = conversation("ro_wide", 2)
+    for one, _ in added:
+        record = replace(one.record, model_requested="w" * 200, model_served=None)
+        await store.commit(record, one.nodes, one.blobs)
+    await store.commit_rollout(Rollout(id="ro_wide", task=Task(id="t", instruction="x"), calls=2))
 
 
 async def rich_rollout(store):
@@ -236,11 +247,13 @@ async def test_hostile_output_runs_nothing_and_a_narrow_screen_needs_no_sideways
     async with ry.Store.open(tmp_path / "runs.db") as store:
         run_id, (rollout, _) = await a_run(store, backend, HOSTILE)
         await rich_rollout(store)
+        await rollout_of_a_model_with_a_long_name(store)
         tables, instance = await some_plane(assemble, store, noop, clock)
         paths = {
             "runs": "/", "run": f"/runs/{run_id}", "tasks": f"/runs/{run_id}/tasks", "task": f"/runs/{run_id}/tasks/t0",
             "rollout": f"/rollouts/{rollout.id}", "steps": f"/rollouts/{rollout.id}/steps",
-            "tokens": f"/rollouts/{rollout.id}/tokens", "rich": "/rollouts/ro_rich", "error": "/runs/none",
+            "tokens": f"/rollouts/{rollout.id}/tokens", "rich": "/rollouts/ro_rich", "wide": "/rollouts/ro_wide",
+            "error": "/runs/none",
             "compare": f"/compare?a={run_id}&b={run_id}", "plane": "/plane", "instances": "/plane/instances",
             "instance": f"/plane/instances/{instance}", "hub": "/plane/hub", "quotas": "/plane/quotas",
         }  # fmt: skip

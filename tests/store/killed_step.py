@@ -1,13 +1,14 @@
-"""Prunes, exports or copies as the verbs do, and stops inside every transaction, or read of an export: it prints a line and goes
-on when it is sent one. Run by `killed_process.py`, which kills it there.
+"""Prunes, exports, backs up, restores or copies as the verbs do, and stops inside every transaction, or read of an export, or
+while it makes a file: it prints a line and goes on when it is sent one. Run by `killed_process.py`, which kills it there.
 """
 
 import asyncio
 import os
 import sys
 import time
+from pathlib import Path
 
-from rollyard.store import Store
+from rollyard.store import Store, sqlite_file
 from rollyard.store import copy as copies
 from rollyard.store.exports import export
 from rollyard.store.prune import prune
@@ -37,6 +38,34 @@ async def copy(source, target):
     print(await copies.copy_store(source, target, at_once=5), flush=True)
 
 
+async def copy_file(verb, where, out):
+    """It stops once, when a part of the new file is there."""
+    connect, name, stopped = sqlite_file.connect, Path(out).name, []
+
+    def stop():
+        if not stopped and any(part.stat().st_size for part in Path(out).parent.glob(f"*{name}*")):
+            stopped.append(True)
+            os.write(1, b"inside\n")
+            if not os.read(0, 1):
+                os._exit(1)
+
+    def connect_stopping(*args, **options):
+        def made():
+            raw = connect(*args, **options)()
+            raw.set_progress_handler(stop, 100)
+            return raw
+
+        return made
+
+    sqlite_file.connect = connect_stopping
+    if verb == "restore":
+        await Store.restore(Path(where), Path(out))
+    else:
+        async with Store.open(where, create=False) as store:
+            await store.backup(Path(out))
+    print("done", flush=True)
+
+
 async def main(verb, where, out=""):
     async with Store.open(where, create=False) as store:
         database = store.database
@@ -50,4 +79,7 @@ async def main(verb, where, out=""):
     print(done, flush=True)
 
 
-asyncio.run(copy(*sys.argv[2:]) if sys.argv[1] == "copy" else main(*sys.argv[1:]))
+if sys.argv[1] == "copy":
+    asyncio.run(copy(*sys.argv[2:]))
+else:
+    asyncio.run((copy_file if sys.argv[1] in ("backup", "restore") else main)(*sys.argv[1:]))

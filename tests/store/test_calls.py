@@ -15,6 +15,7 @@ from rollyard.core.message import Message, Text
 from rollyard.core.protocols import SessionRecord
 from rollyard.store import Store, batches
 from rollyard.store.batches import Batch, Batches
+from rollyard.store.call_rows import SHARED_FROM
 from rollyard.store.calls import CommitCall
 from rollyard.store.schema import calls
 from rollyard.testing.call_log import cases, commit_all, conversation
@@ -55,16 +56,19 @@ async def test_calls_that_are_kept_together_are_refused_one_by_one(store):
     assert [len((await store.load_calls(name))[0]) for name in told] == [1, 0, 1]
 
 
-async def test_a_body_that_two_calls_bring_is_read_as_the_first_brought_it(tmp_path):
+@pytest.mark.parametrize("size", [100, SHARED_FROM])
+async def test_a_body_that_two_calls_bring_is_read_as_the_first_brought_it(tmp_path, size):
     """The second may be a difference from what builds on the first: read instead, neither could be."""
-    a, b = (hashlib.sha256(body).digest() for body in (b"a" * 100, b"b" * 100))
+    bodies = [b"a" * size, b"b" * size]
+    a, b = (hashlib.sha256(body).digest() for body in bodies)
     record = conversation("r", 1)[1][0][0].record
     records = [replace(record, id=f"call{n}", seq=n, raw_request=digest) for n, digest in enumerate((a, b, a))]
-    brought = [{a: b"a" * 100}, {b: Delta(a, (b"b" * 100,))}, {a: Delta(b, (b"a" * 100,))}]
+    brought = [{a: bodies[0]}, {b: Delta(a, (bodies[1],))}, {a: Delta(b, (bodies[0],))}]
     async with Store.open(tmp_path / "runs.db") as store:
         await asyncio.gather(*(store.commit(record, (), blobs) for record, blobs in zip(records, brought, strict=True)))
         async with asyncio.timeout(30):
-            assert [await store.load_blob(digest, "r") for digest in (a, b)] == [b"a" * 100, b"b" * 100]
+            for own in (None, await store.load_own_bodies("r")):
+                assert [await store.load_blob(digest, "r", own) for digest in (a, b)] == bodies
 
 
 class _Patient:
@@ -188,3 +192,12 @@ async def test_places_that_cannot_hold_a_store_are_refused(tmp_path):
         with pytest.raises(ConfigError):
             async with Store.open(where):
                 pass
+
+
+async def test_a_model_name_with_a_nul_is_kept_as_it_was(store):
+    """An agent may ask for any name, and PostgreSQL's texts have no NUL."""
+    trajectory, added = conversation("r1", 1)
+    (one, _) = added[0]
+    record = msgspec.structs.replace(one.record, model_requested="m\0x", model_served=None)
+    await store.commit(record, one.nodes, one.blobs)
+    assert (await store.load_calls("r1"))[0] == [record]

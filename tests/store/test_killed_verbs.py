@@ -91,3 +91,23 @@ async def test_an_export_that_is_killed_leaves_the_file_of_before_and_the_next_i
         await export(store, "run_old", out)
     assert out.read_bytes() == whole
     assert not list(tmp_path.glob(".out*.part"))
+
+
+@pytest.mark.parametrize("verb", ["backup", "restore"])
+async def test_a_backup_or_restore_that_is_killed_leaves_nothing_under_the_name_and_the_next_clears_the_rest(
+    tmp_path, verb
+):
+    where, out = tmp_path / "runs.db", tmp_path / "new.db"
+    await fill(str(where))
+    for _ in range(2):
+        assert die_inside(start(verb, str(where), str(out)), 1)
+        assert not out.exists()
+        assert len({part.name.removesuffix("-journal") for part in tmp_path.glob(".new*")}) == 1
+    if verb == "restore":
+        await Store.restore(where, out)
+    else:
+        async with Store.open(where) as store:
+            await store.backup(out)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new.db", "runs.db"]
+    async with Store.open(out, create=False) as store:
+        assert len(await look(store)) == LARGE + 2 * SMALL

@@ -185,7 +185,7 @@ async def test_several_that_open_an_old_store_wait_as_long_as_one_of_them_migrat
             opening = [group.create_task(open_store()) for _ in range(3)]
             await until(lambda: len(caplog.records) > 3 * 100 or any(task.done() for task in opening))
     assert [task.result() for task in opening] == [3] * 3
-    assert "another process is at it: waiting for that one" in caplog.text
+    assert "waiting for the process that migrates it" in caplog.text
 
 
 async def test_a_migration_that_is_broken_off_leaves_the_old_version(old_store, impatient, caplog):
@@ -203,6 +203,29 @@ async def test_a_migration_that_is_broken_off_leaves_the_old_version(old_store, 
     async with asyncio.timeout(60), locked_calls(old_store):
         await asyncio.to_thread(asyncio.run, break_off())  # which waits for the threads of its loop
     assert await version_of(old_store) == "0013"
+
+
+async def test_a_long_statement_of_a_migration_ends_with_the_task_that_waits_for_it(tmp_path):
+    path = tmp_path / "runs.db"
+    async with Store.open(path) as store:
+        await store.create_run({}, id="run1")
+    database, began, loop = open_database(str(path), "normal"), asyncio.Event(), asyncio.get_running_loop()
+
+    def count_for_ever(connection):
+        connection.execute(text("DELETE FROM runs"))
+        loop.call_soon_threadsafe(began.set)
+        counted = f"SELECT i + 1 FROM n WHERE i < {10**15}"
+        connection.execute(text(f"WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL {counted}) SELECT count(*) FROM n"))
+
+    alteration = asyncio.create_task(database.alter(count_for_ever))
+    await began.wait()
+    alteration.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await alteration
+    await database.aclose()
+    async with asyncio.timeout(60), Store.open(path) as store:  # the lock is free again
+        await store.put_blob(b"x")
+        assert [run.id for run in await store.list_runs()] == ["run1"]
 
 
 @pytest.mark.parametrize("rollouts", [1, 25, 49])

@@ -75,6 +75,26 @@ def test_numbers_out_of_range_are_a_bad_request(dialect):
         decode(dialect, b'{"%b": [], %b, %b}' % (HISTORY[dialect].encode(), options, config))
 
 
+WHOLE = {
+    "chat": ("max_tokens", "seed", "top_k", "top_logprobs", "max_completion_tokens"),
+    "completions": ("max_tokens", "seed", "top_k"),
+    "messages": ("max_tokens", "top_k"),
+    "responses": ("max_output_tokens", "top_logprobs"),
+    "gemini": ("maxOutputTokens", "seed"),
+}
+
+
+@pytest.mark.parametrize(("dialect", "name"), [(dialect, name) for dialect in WHOLE for name in WHOLE[dialect]])
+@pytest.mark.parametrize("number", [2**63, 2**64, -(10**30)])
+def test_a_whole_number_that_could_not_be_stored_is_a_bad_request(dialect, name, number):
+    """It would be found out when the call is committed: no call of the rollout could be kept after it."""
+    body = '{"%s": "x", "max_tokens": 1, %s}' if dialect == "completions" else '{"%s": [], %s}'
+    option = f'"{name}": {number}'
+    option = f'"generationConfig": {{{option}}}' if dialect == "gemini" else option
+    with pytest.raises(BadRequest, match="Expected `int`"):
+        decode(dialect, (body % (HISTORY[dialect], option)).encode())
+
+
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_body_of_64_megabytes_is_too_large(dialect):
     body = b'{"%b": "%b"}' % (HISTORY[dialect].encode(), b"x" * 64_000_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rollyard.core.branch_point import BranchPoint
 from rollyard.core.call import CallRecord
+from rollyard.core.delta import Blob
 from rollyard.core.errors import StoreError
 from rollyard.core.rollout import Rollout
 from rollyard.policy.prefix import RecordedPrefix, ResumedPrefix, calls_before, find_at, open_prefix, read_answer
@@ -20,13 +21,21 @@ async def load_prefix(
         wanted = calls_before(recorded, point.call)
         if not point.is_behind:
             wanted.append(find_at(recorded, point.call))
+        own = await _load_own_bodies(store, parent.id)
         for record in wanted:
-            bodies[record.id] = await _load_body(store, record)
+            bodies[record.id] = await _load_body(store, record, own)
     return open_prefix(recorded, point, bodies, None if said is None else read_answer(said), resumed=resumed)
 
 
-async def _load_body(store: Store, record: CallRecord) -> bytes:
+async def _load_own_bodies(store: Store, rollout_id: str) -> dict[bytes, Blob]:
     try:
-        return await store.load_blob(record.raw_request, record.rollout_id) if record.raw_request else b""
+        return await store.load_own_bodies(rollout_id)
+    except StoreError:  # as below
+        return {}
+
+
+async def _load_body(store: Store, record: CallRecord, own: dict[bytes, Blob]) -> bytes:
+    try:
+        return await store.load_blob(record.raw_request, record.rollout_id, own) if record.raw_request else b""
     except StoreError:  # bodies may be cleaned away; the trajectory has the messages
         return b""

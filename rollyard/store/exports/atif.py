@@ -21,7 +21,8 @@ from rollyard.core.call import CallRecord
 from rollyard.core.message import Image, Message, Opaque, Text, ToolCall, ToolSpec
 from rollyard.core.node import Node
 from rollyard.core.rollout import Rollout
-from rollyard.store.exports.sink import JsonLines, partial_name
+from rollyard.store.exports.sink import JsonLines
+from rollyard.store.partial_files import partial_name
 from rollyard.trajectory.samples import RefusedBranch
 from rollyard.trajectory.trajectory import Trajectory
 

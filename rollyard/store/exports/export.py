@@ -18,8 +18,9 @@ from rollyard.store.exports.atif import AtifDocuments
 from rollyard.store.exports.harbor_job import HarborJob
 from rollyard.store.exports.inspect import InspectLog
 from rollyard.store.exports.lines import AttemptLines, SampleLines, TurnLines
-from rollyard.store.exports.sink import JsonLines, Writer, remove_dead_parts
+from rollyard.store.exports.sink import JsonLines, Writer
 from rollyard.store.listing import run_id
+from rollyard.store.partial_files import remove_dead_parts
 from rollyard.store.store import Store
 from rollyard.store.values import RunInfo
 from rollyard.trajectory.branch import BRANCH_KINDS, BranchKind

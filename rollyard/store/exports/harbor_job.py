@@ -23,7 +23,7 @@ from rollyard.core.ids import short_id
 from rollyard.core.message import ToolSpec
 from rollyard.core.rollout import Rollout
 from rollyard.store.exports.atif import atif
-from rollyard.store.exports.sink import partial_name
+from rollyard.store.partial_files import partial_name
 from rollyard.store.values import RunInfo
 from rollyard.trajectory.samples import RefusedBranch
 

@@ -22,7 +22,7 @@ from rollyard.core.call import CallRecord
 from rollyard.core.html import encodable
 from rollyard.core.rollout import Rollout
 from rollyard.store.exports.inspect_messages import MessagePool, content_of, tool_call
-from rollyard.store.exports.sink import partial_name
+from rollyard.store.partial_files import partial_name
 from rollyard.store.values import RunInfo
 from rollyard.trajectory.samples import RefusedBranch
 from rollyard.trajectory.trajectory import Trajectory

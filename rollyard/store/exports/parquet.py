@@ -11,7 +11,7 @@ import msgspec
 
 from rollyard.core.errors import MissingExtra
 from rollyard.core.rollout import Rollout
-from rollyard.store.exports.sink import partial_name
+from rollyard.store.partial_files import partial_name
 from rollyard.trajectory.branch import BranchKind
 from rollyard.trajectory.samples import RefusedBranch, Sample, samples
 from rollyard.trajectory.value_tree import RowNode, ValueTree

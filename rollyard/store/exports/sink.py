@@ -1,11 +1,7 @@
-"""Where an export goes: a file that appears under its name only when it is complete."""
+"""Where an export goes."""
 
 from __future__ import annotations
 
-import glob
-import os
-import shutil
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +10,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 from rollyard.core.rollout import Rollout
+from rollyard.store.partial_files import partial_name
 from rollyard.trajectory.samples import RefusedBranch
 
 
@@ -27,24 +24,6 @@ class Writer(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-
-
-def partial_name(path: Path) -> Path:
-    return path.with_name(f"{_partial_start(path)}{os.getpid()}.part")
-
-
-def remove_dead_parts(path: Path) -> None:
-    """What exports to this place that were killed on this machine left behind."""
-    start = _partial_start(path)
-    for part in path.parent.glob(f"{glob.escape(start)}*.part"):
-        pid = part.name.removeprefix(start).removesuffix(".part")
-        if not pid.isdigit() or Path(f"/proc/{pid}").exists():
-            continue
-        shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
-
-
-def _partial_start(path: Path) -> str:
-    return f".{path.name}.{socket.gethostname()}."
 
 
 class JsonLines:
