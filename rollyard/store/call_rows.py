@@ -123,8 +123,8 @@ def read_bodies(packed: bytes) -> dict[bytes, Blob]:
 
 
 def follow_differences(own: Mapping[bytes, Blob], digest: bytes) -> tuple[bytes, list[Delta]]:
-    """The body that a body is made from, as far as `own` leads, and the differences from it in the order in which they apply. Where
-    they lead in a circle it is the body itself: a shared one may stand in `own` as a difference from what builds on it."""
+    """The body that a body is made from, as far as `own` leads, and the differences from it in the order in which they apply.
+    Where they lead in a circle it is the body itself: a shared one may stand in `own` as a difference from what builds on it."""
     chain: dict[bytes, Delta] = {}
     at = digest
     while isinstance(body := own.get(at), Delta):

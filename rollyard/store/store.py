@@ -105,8 +105,8 @@ class Store(Records):
     load_own_bodies = reads(_calls.load_own_bodies)
 
     async def load_blob(self, digest: bytes, rollout_id: str, own: Mapping[bytes, Blob] | None = None) -> bytes:
-        """A body that calls of the rollout name. A caller that reads many gives the rollout's `load_own_bodies`: otherwise each is
-        sought in every call."""
+        """A body that calls of the rollout name. A caller that reads many gives the rollout's `load_own_bodies`: otherwise each
+        is sought in every call."""
         start, differences = follow_differences(own or {}, digest)
         whole = own.get(start) if own is not None else None
         if not isinstance(whole, bytes):
