@@ -16,7 +16,8 @@ import rollyard as ry
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.task import Task
 from rollyard.runs import RunConfig
-from rollyard.runs.run.executor import executor
+from rollyard.runs.run.assignment import Assignment
+from rollyard.runs.run.executor import RunResources, executor
 from tests.runs import executor_law as law
 
 pytestmark = pytest.mark.anyio
@@ -49,6 +50,15 @@ async def test_a_worker_that_is_killed_loses_nothing(tmp_path):
         assert {r.reward for r in done} == {1.0}
         assert await store.progress(run.id) == {"done": 8}
         assert any(a.tries > 1 for a in await store.attempts(run.id))
+
+
+async def test_more_workers_than_memory_holds_are_refused_before_anything_starts(tmp_path):
+    """Only the check is asked: so many processes would have others on this machine killed as well."""
+    work = Assignment(run_id="run", config=RunConfig(parallel="auto"), tasks={}, agents={})
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        await executor("local", workers=1).check(work, RunResources(store, "local"))
+        with pytest.raises(ConfigError, match="100000000 workers hold .* MB before they begin"):
+            await executor("local", workers=100_000_000).check(work, RunResources(store, "local"))
 
 
 @pytest.mark.slow

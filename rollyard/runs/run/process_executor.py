@@ -23,7 +23,9 @@ from rollyard.runs.run.distant_worker import NodeAssignment, WorkerEnd
 from rollyard.runs.run.distant_workers import DistantWorkers
 from rollyard.runs.run.executor import Record, RunResources, Workers
 from rollyard.runs.run.store_retry import insist
+from rollyard.sandbox.local.memory import MachineMemory
 
+WORKER_BYTES = 60 * 2**20  # of a process that has no rollout yet, measured
 _STOP_S = 45.0  # for a worker to close its sandboxes
 _TAIL = 20  # lines of a worker's own words that are kept
 
@@ -50,6 +52,13 @@ class ProcessExecutor:
             raise ConfigError(
                 f"{self._workers} workers for {work.config.parallel} rollouts at a time",
                 hint="raise parallel, or ask for fewer workers",
+            )
+        available = MachineMemory().read({}).available
+        if (most := max(1, available // WORKER_BYTES)) < self._workers:
+            raise ConfigError(
+                f"{self._workers} workers hold {self._workers * WORKER_BYTES // 10**6} MB before they begin, and this machine "
+                f"has {available // 10**6} MB available",
+                hint=f"ask for at most {most}",
             )
 
     @asynccontextmanager
