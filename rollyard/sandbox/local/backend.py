@@ -435,6 +435,7 @@ class LocalBackend:
                 "sandboxes can sleep where their memory has somewhere to go, and this machine has no swap switched on",
                 hint="switch zram or a swap file on (docs/capacity.md has the commands), or let agents stay awake",
             )
+        self._memory.check_page_out()
 
     async def page_out(self, pid: int) -> Regions:
         """A sandbox's memory by its first process; what is used comes back. Gives what was in memory before."""
