@@ -52,13 +52,42 @@ async def test_a_worker_that_is_killed_loses_nothing(tmp_path):
         assert any(a.tries > 1 for a in await store.attempts(run.id))
 
 
-async def test_more_workers_than_memory_holds_are_refused_before_anything_starts(tmp_path):
+async def test_more_workers_than_the_machine_holds_are_refused_before_anything_starts(tmp_path):
     """Only the check is asked: so many processes would have others on this machine killed as well."""
     work = Assignment(run_id="run", config=RunConfig(parallel="auto"), tasks={}, agents={})
     async with ry.Store.open(tmp_path / "runs.db") as store:
         await executor("local", workers=1).check(work, RunResources(store, "local"))
-        with pytest.raises(ConfigError, match="100000000 workers hold .* MB before they begin"):
+        with pytest.raises(ConfigError, match="100000000 workers for .* cores") as refused:
             await executor("local", workers=100_000_000).check(work, RunResources(store, "local"))
+    assert refused.value.hint == f"ask for at most {8 * len(os.sched_getaffinity(0))}"
+
+
+def workers_of_this_process():
+    found = (place.parent for place in Path("/proc/self/task").glob("*/children"))
+    children = " ".join((place / "children").read_text() for place in found).split()
+    return [pid for pid in children if b"process_worker" in Path("/proc", pid, "cmdline").read_bytes()]
+
+
+async def test_no_more_workers_are_started_than_attempts_are_owed(tmp_path):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        given = options(tmp_path, law.SLOW, workers=3)
+        async with ry.Run(law.tasks(1), agent="shell-agent", parallel=4, store=store, **given) as run:
+            with anyio.fail_after(60):
+                while not await store.leases(run.id):
+                    await anyio.sleep(0.05)
+            assert len(workers_of_this_process()) == 1
+
+
+async def test_workers_together_have_no_more_rollouts_in_flight_than_the_run_may_have(tmp_path):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        given = options(tmp_path, law.SLOW)
+        async with ry.Run(law.tasks(8), agent="shell-agent", parallel=3, store=store, **given) as run:
+            with anyio.fail_after(60):
+                while len({lease.owner for lease in await store.leases(run.id)}) < 2:
+                    await anyio.sleep(0.05)
+                for _ in range(40):
+                    assert len(await store.leases(run.id)) <= 3
+                    await anyio.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -95,7 +95,7 @@ class LocalBackend:
         self.level: Level = level or reached
         if self.level in ("no_cgroups", "no_proc"):
             self._cgroups = cgroups.Cgroups()
-        self._memory = MachineMemory(proc, (str(Path(tree.root).parent) for tree in self._cgroups.hierarchies))
+        self._memory = MachineMemory(proc, cgroups.find_bounds(self._cgroups))
         self._gpus = GpuPool(devices)
         self._gvisor = GvisorUse(always=isolation == "gvisor", level=self.level)
         self._microvm = MicrovmUse(always=isolation == "microvm", level=self.level, root=self.root)
