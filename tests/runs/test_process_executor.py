@@ -142,6 +142,15 @@ async def test_a_worker_that_cannot_work_says_why(tmp_path):
                 assert [r async for r in run] == []
 
 
+async def test_a_run_of_which_nothing_can_be_done_uses_up_no_attempt(tmp_path):
+    given = options(tmp_path, law.HELLO, snapshot_every=1)
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        with pytest.raises(ConfigError, match="a worker gave up: .* none is read here"):
+            async with ry.Run(law.tasks(2), agent="nop", store=store, **given) as run:
+                assert [r async for r in run] == []
+        assert await store.progress(run.id) == {"owed": 2}
+
+
 def test_a_run_whose_workers_all_die_at_once_says_so_and_how_to_go_on(tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()

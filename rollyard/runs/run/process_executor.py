@@ -73,7 +73,7 @@ class ProcessExecutor:
 
     @asynccontextmanager
     async def open(self, work: Assignment, given: RunResources, record: Record) -> AsyncGenerator[Workers]:
-        packed = _pack(NodeAssignment(work=work, store=given.store.where, slots=work.config.slots()))
+        packed = _pack(NodeAssignment(work=work, store=given.store.where, slots=work.config.slots(), alone=True))
         await record()
         shares = _divide(work.config.slots(), await self._count(work, given))
         crew = _ProcessWorkers(work, given, packed)
