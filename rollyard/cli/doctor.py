@@ -99,7 +99,7 @@ def _print_capacity(agents: Sequence[str], json: bool) -> None:
             print_table(header, [[row.agent, *values][: len(header)] for row, values in rows])
         for row in found.agents:
             if row.problem:
-                print_text(f"{row.agent}: not measured. {row.problem}")
+                print_text(row.missing)
         if found.no_sleep:
             print_text(f"asleep: not measured. {found.no_sleep}")
     failed = [row.awake is None for row in found.agents]

@@ -32,8 +32,6 @@ def why(
 
     found = anyio.run(explain_by_id, store, id, limit)
     if json:
-        print_json(found)
-    elif found:
-        print_text("\n\n".join(one.text() for one in found))
+        print_json(found.found)
     else:
-        typer.echo("every rollout of the run has the reward 1")
+        print_text(found.text())

@@ -108,7 +108,10 @@ class GateProcess:
 
     async def ask(self, index: int, request: bytes, limit_s: float = ANSWER_S) -> SiblingAnswer:
         """What one process, this one too, answers for itself."""
-        ours, theirs = socket.socketpair()
+        try:
+            ours, theirs = socket.socketpair()
+        except OSError:  # no descriptors left
+            raise SiblingSilent(index) from None
         with theirs:
             if not send_connection(self._outboxes[index], SIBLING, theirs.fileno(), request):
                 ours.close()

@@ -40,6 +40,11 @@ class AgentCapacity(msgspec.Struct, frozen=True, kw_only=True):
     asleep: int | None = None  # that it carries when as many sleep as there is swap for
     problem: str = ""
 
+    @property
+    def missing(self) -> str:
+        what = self.agent if self.awake is None else f"{self.agent} asleep"
+        return f"{what}: not measured. {self.problem}"
+
 
 class MachineCapacity(msgspec.Struct, frozen=True, kw_only=True):
     total_mb: int

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, LargeBinary, func, literal, select, update
 
 from rollyard.core.call import CallRecord
 from rollyard.core.delta import Blob, Delta, apply
-from rollyard.core.errors import LeaseLost, SessionClosed, StoreError
+from rollyard.core.errors import ConfigError, LeaseLost, SessionClosed, StoreError
 from rollyard.core.node import Node
 from rollyard.core.protocols import SessionRecord
 from rollyard.store import blobs, leases
@@ -192,10 +192,25 @@ def _find_own(connection: Connection, digest: bytes, rollout_id: str) -> Blob | 
 def save_session(connection: Connection, session: SessionRecord) -> None:
     if session.attempt_id is not None and not leases.hold(connection, session.attempt_id, session.fence or 0):
         raise LeaseLost(f"the claim of rollout {session.rollout_id} is lost", rollout_id=session.rollout_id)
+    _refuse_another(connection, session)
     settings = msgspec.json.encode(session.settings).decode()
     row = (session.rollout_id, session.key_hash, session.created_at, session.closed_at, settings)
     row += (session.attempt_id, session.fence)
     _put_sessions.rows(connection, [row])
+
+
+def _refuse_another(connection: Connection, session: SessionRecord) -> None:
+    """A session that is closed stays closed, and the calls of one are not another's, of this gate or of one beside it."""
+    columns = (sessions.c.created_at, sessions.c.closed_at)
+    found = connection.execute(select(*columns).where(sessions.c.rollout_id == session.rollout_id)).first()
+    if found is None or (found.closed_at is None and found.created_at == session.created_at):
+        return
+    if found.closed_at is not None:
+        raise _refusal(session.rollout_id)
+    if connection.execute(select(calls.c.id).where(calls.c.rollout_id == session.rollout_id).limit(1)).first():
+        raise ConfigError(
+            f"rollout {session.rollout_id} has a session and calls in this store already", hint="choose another id"
+        )
 
 
 def close_session(connection: Connection, rollout_id: str, at: float) -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from rollyard.core.call import Call, Reply, VersionSpan, floats, ids
 from rollyard.core.delta import Delta
-from rollyard.core.errors import SessionClosed, StoreError
+from rollyard.core.errors import ConfigError, SessionClosed, StoreError
 from rollyard.core.message import Message, Text, ToolCall, ToolResult, ToolSpec, tools_digest
 from rollyard.core.node import Added
 from rollyard.core.protocols import CallLog, SessionRecord
@@ -133,6 +133,28 @@ async def sessions(log: CallLog) -> None:
     await log.close_session("r1", 3.0)
     await log.close_session("r1", 4.0)
     check([found.closed_at for found in await log.sessions()] == [3.0], "the second close counted")
+    for created_at in (session.created_at, 5.0):
+        try:
+            await log.save_session(msgspec.structs.replace(session, created_at=created_at))
+        except SessionClosed:
+            continue
+        raise AssertionError("a closed session was opened again")
+
+
+@case("L11", "does not mix the calls of two sessions")
+async def one_session(log: CallLog) -> None:
+    session = SessionRecord(rollout_id="r1", key_hash=b"first", created_at=1.5)
+    another = msgspec.structs.replace(session, key_hash=b"second", created_at=2.5)
+    await log.save_session(session)
+    await log.save_session(another)  # the one before took no call
+    await commit_all(log, conversation("r1", 1)[1])
+    await log.save_session(msgspec.structs.replace(another, key_hash=b"third"))  # a new key
+    try:
+        await log.save_session(session)
+    except ConfigError:
+        check([found.key_hash for found in await log.sessions()] == [b"third"], "the refused session is there")
+        return
+    raise AssertionError("a session went on with another's calls")
 
 
 @case("L8", "says that a body is missing")

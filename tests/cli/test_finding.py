@@ -1,10 +1,15 @@
 """Finding runs and rollouts again: by name, by `last`, by what they said, and why they ended as they did."""
 
+import contextlib
 import json
+import sqlite3
 import subprocess
 
+import anyio
 import pytest
 
+from rollyard.core.lease import Attempt
+from rollyard.store import Store
 from tests.cli.terminal import ROLLYARD, environment
 
 pytestmark = pytest.mark.xdist_group("finding")  # one store for all of them
@@ -137,6 +142,29 @@ def test_why_names_the_cause_the_evidence_and_what_to_do(kept):
     assert "--- the model's last words\nSurely done." in said
     assert "remedy  `rollyard show ro_" in said
     assert rollyard("why", "first", cwd=kept).stdout == "every rollout of the run has the reward 1\n"
+
+
+@pytest.mark.parametrize(
+    ("states", "said"),
+    [
+        (("owed", "owed"), "no rollout of the run has ended; still owed: 2\n"),
+        (("done", "owed"), "1 of 2 attempts have ended, each with the reward 1; still owed: 1\n"),
+    ],
+)
+def test_why_of_a_run_that_owes_attempts_says_how_many(kept, tmp_path, states, said):
+    store = tmp_path / "owed.db"
+    anyio.run(begin_run, store, len(states))
+    with contextlib.closing(sqlite3.connect(store)) as written, written:
+        for number, state in enumerate(states):
+            written.execute("UPDATE attempts SET state = ? WHERE id = ?", (state, f"att_{number}"))
+    assert rollyard("why", "last", "--store", store, cwd=kept).stdout == said
+
+
+async def begin_run(path, count):
+    async with Store.open(path) as store:
+        run = await store.create_run({})
+        each = {"run_id": run, "task_id": "t", "task_digest": "", "agent": "nop", "policy": ""}
+        await store.add_attempts(run, [Attempt(id=f"att_{n}", number=n, **each) for n in range(count)])
 
 
 def test_why_shows_the_command_that_failed(kept):

@@ -500,3 +500,21 @@ print(send_connection(outbox, b"client", outbox.fileno(), b"GET"), [one.first fo
 """
     done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, timeout=60)
     assert done.stdout.decode().split("\n")[:2] == ["False []", "True [b'GET']"]
+
+
+def test_a_process_without_descriptors_says_that_the_other_cannot_be_asked_now():
+    script = """
+import asyncio, resource, socket
+from rollyard.gate.processes import GateProcess, SiblingSilent
+outbox, inbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+process = GateProcess(0, listener=inbox, unix_listener=None, inbox=inbox, outboxes=(outbox,), again=False)
+async def main():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (inbox.fileno() + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    try:
+        await process.ask(0, b"GET / HTTP/1.1")
+    except SiblingSilent as error:
+        print(error.status)
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, timeout=60)
+    assert done.stdout.decode() == "503\n"

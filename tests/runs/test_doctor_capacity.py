@@ -42,6 +42,12 @@ def test_those_for_whom_there_is_no_swap_count_awake():
     assert found.asleep == 10 + (8000 - 10 * 20) // 100
 
 
+def test_an_agent_that_could_only_not_be_put_to_sleep_was_measured_awake():
+    found = weigh_awake(AgentCapacity(agent="a", problem="it is gone"), BEFORE, use(100), 2)
+    assert found.missing == "a asleep: not measured. it is gone"
+    assert AgentCapacity(agent="a", problem="it is gone").missing == "a: not measured. it is gone"
+
+
 async def test_agents_are_measured_where_they_wait_for_a_model():
     found = await examine_capacity(("shell-agent",), count=2)
     (row,) = found.agents

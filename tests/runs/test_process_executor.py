@@ -16,7 +16,8 @@ import rollyard as ry
 from rollyard.core.errors import ConfigError, Unsupported
 from rollyard.core.task import Task
 from rollyard.runs import RunConfig
-from rollyard.runs.run.executor import executor
+from rollyard.runs.run.assignment import Assignment
+from rollyard.runs.run.executor import RunResources, executor
 from tests.runs import executor_law as law
 
 pytestmark = pytest.mark.anyio
@@ -49,6 +50,44 @@ async def test_a_worker_that_is_killed_loses_nothing(tmp_path):
         assert {r.reward for r in done} == {1.0}
         assert await store.progress(run.id) == {"done": 8}
         assert any(a.tries > 1 for a in await store.attempts(run.id))
+
+
+async def test_more_workers_than_the_machine_holds_are_refused_before_anything_starts(tmp_path):
+    """Only the check is asked: so many processes would have others on this machine killed as well."""
+    work = Assignment(run_id="run", config=RunConfig(parallel="auto"), tasks={}, agents={})
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        await executor("local", workers=1).check(work, RunResources(store, "local"))
+        with pytest.raises(ConfigError, match="100000000 workers for .* cores") as refused:
+            await executor("local", workers=100_000_000).check(work, RunResources(store, "local"))
+    assert refused.value.hint == f"ask for at most {8 * len(os.sched_getaffinity(0))}"
+
+
+def workers_of_this_process():
+    found = (place.parent for place in Path("/proc/self/task").glob("*/children"))
+    children = " ".join((place / "children").read_text() for place in found).split()
+    return [pid for pid in children if b"process_worker" in Path("/proc", pid, "cmdline").read_bytes()]
+
+
+async def test_no_more_workers_are_started_than_attempts_are_owed(tmp_path):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        given = options(tmp_path, law.SLOW, workers=3)
+        async with ry.Run(law.tasks(1), agent="shell-agent", parallel=4, store=store, **given) as run:
+            with anyio.fail_after(60):
+                while not await store.leases(run.id):
+                    await anyio.sleep(0.05)
+            assert len(workers_of_this_process()) == 1
+
+
+async def test_workers_together_have_no_more_rollouts_in_flight_than_the_run_may_have(tmp_path):
+    most = 0
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        given = options(tmp_path, "steps:\n  - sleep: 1\n  - text: done\n")
+        async with ry.Run(law.tasks(8), agent="shell-agent", parallel=3, store=store, **given) as run:
+            with anyio.fail_after(120):
+                while await store.progress(run.id) != {"done": 8}:
+                    most = max(most, len(await store.leases(run.id)))
+                    await anyio.sleep(0.05)
+    assert most == 3
 
 
 @pytest.mark.slow
@@ -101,6 +140,15 @@ async def test_a_worker_that_cannot_work_says_why(tmp_path):
         with pytest.raises(ConfigError, match="a worker gave up: .*steps"):
             async with ry.Run(law.tasks(1), agent="shell-agent", store=store, **given) as run:
                 assert [r async for r in run] == []
+
+
+async def test_a_run_of_which_nothing_can_be_done_uses_up_no_attempt(tmp_path):
+    given = options(tmp_path, law.HELLO, snapshot_every=1)
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        with pytest.raises(ConfigError, match="a worker gave up: .* none is read here"):
+            async with ry.Run(law.tasks(2), agent="nop", store=store, **given) as run:
+                assert [r async for r in run] == []
+        assert await store.progress(run.id) == {"owed": 2}
 
 
 def test_a_run_whose_workers_all_die_at_once_says_so_and_how_to_go_on(tmp_path):

@@ -77,6 +77,37 @@ def test_a_cluster_that_is_not_there_is_named(tmp_path):
     assert "no Ray cluster answers at '127.0.0.1:1'" in done.stderr
 
 
+def run_on(cluster, tmp_path, *options):
+    (tmp_path / "tasks.jsonl").write_text('{"id": "t0", "instruction": "x"}\n')
+    (tmp_path / "script.yaml").write_text(law.SLOW)
+    command = [str(Path(sys.executable).with_name("rollyard")), "run", "tasks.jsonl", "--agent", "shell-agent"]
+    command += ["--policy", "scripted:script.yaml", "--executor", "ray", "--ray-address", cluster.address]
+    command += ["--store", "runs.db", "--display", "plain", *options]
+    return subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_run_that_waits_for_nodes_which_nobody_starts_says_so(tmp_path, cluster):
+    with run_on(cluster, tmp_path, "--nodes", "1") as driver:
+        said = next(line for line in driver.stderr if "cluster." in line)
+        driver.terminate()
+    assert "cluster.no_node" in said and "is there an autoscaler?" in said
+
+
+@pytest.mark.slow
+def test_a_run_whose_cluster_is_gone_ends_with_the_command_that_goes_on(tmp_path):
+    from tests.servers.ray_cluster import RayCluster
+
+    ray.shutdown()  # of the cluster of the other tests: a process is in one
+    with RayCluster(nodes=1) as cluster, run_on(cluster, tmp_path) as driver:
+        next(line for line in driver.stderr if line.startswith("run run_"))
+        ray.shutdown()  # Ray ends whoever is in a cluster without a head
+        cluster.nodes[0].kill()
+        said = driver.stderr.read()
+    assert driver.returncode != 0, said  # Ray may end the process before it ends by itself
+    assert "the head of the Ray cluster has not answered for" in said and "rollyard run --resume run_" in said
+
+
 @pytest.mark.slow
 async def test_without_its_driver_a_run_goes_on_to_its_end_and_leaves_no_worker(tmp_path, cluster):
     rows = [{"id": f"t{n}", "instruction": "x", "verify": ["grep -q hello out.txt"]} for n in range(4)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from itertools import pairwise
@@ -162,14 +163,19 @@ async def test_agents_that_sleep_are_not_cancelled_for_old_answers_and_that_is_t
     assert "--max-staleness" in str(refused.value.hint)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
-def test_a_user_who_may_page_nothing_out_is_told_so():
-    code = "import os; from pathlib import Path; from rollyard.core.errors import Unsupported\n"
-    code += "from rollyard.sandbox.local.page_out import page_out\n"
-    code += "os.setgid(65534); os.setuid(65534)\n"
-    code += "try: page_out([os.getppid()], Path('/proc'))\nexcept Unsupported as error: print(error.hint)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "run as root, or let agents stay awake\n", done.stderr
+@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("setpriv") is None, reason="needs root and setpriv")
+@pytest.mark.parametrize("right", ["+sys_nice", "-sys_nice"])
+def test_who_may_page_nothing_out_is_refused_before_anything_opens(tmp_path, right):
+    """An ordinary user, and root in most containers. The machine here has swap, so that only the right is missing."""
+    (tmp_path / "swaps").write_text("Filename\tType\tSize\tUsed\tPriority\n/swap\tfile\t1\t0\t-1\n")
+    code = "import sys; from rollyard.core.errors import Unsupported\n"
+    code += "from rollyard.sandbox.local.backend import LocalBackend\n"
+    code += "made = LocalBackend(root=sys.argv[1] + '/home', proc=sys.argv[1])\n"
+    code += "try: made.check_sleep(); print('may')\nexcept Unsupported as error: print(error.hint)"
+    command = ["setpriv", "--bounding-set", right, sys.executable, "-c", code, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    refused = "run as root, in a container with CAP_SYS_NICE, or let agents stay awake\n"
+    assert done.stdout == ("may\n" if right[0] == "+" else refused), done.stderr
 
 
 @pytest.mark.slow

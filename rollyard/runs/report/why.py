@@ -159,21 +159,43 @@ def _tail(text: str) -> str:
     return "\n".join([line.rstrip()[:300] for line in text.splitlines() if line.strip()][-_LINES:])
 
 
-async def explain_by_id(where: str, text: str, limit: int) -> list[Explanation]:
-    """Of a rollout, or of the rollouts of a run that have not the reward 1."""
+class Explanations(msgspec.Struct, frozen=True):
+    """Of a rollout, or of the rollouts of a run that ended without the reward 1."""
+
+    found: tuple[Explanation, ...]
+    run_id: str | None = None  # where a run was asked about
+    ended: int = 1
+    owed: int = 0  # attempts of the run that have not ended
+
+    def text(self) -> str:
+        if self.found:
+            return "\n\n".join(one.text() for one in self.found)
+        if not self.ended and not self.owed:
+            return f"run {self.run_id} has no attempts"
+        if not self.owed:
+            return "every rollout of the run has the reward 1"
+        ended = f"{self.ended} of {self.ended + self.owed} attempts have ended, each with the reward 1"
+        return f"{ended if self.ended else 'no rollout of the run has ended'}; still owed: {self.owed}"
+
+
+async def explain_by_id(where: str, text: str, limit: int) -> Explanations:
     async with Store.open(where, create=False) as store:
         kind, found = await store.resolve(text)
         if kind == "rollout":
-            return [explain(await store.get_rollout(found))]
-        explained: list[Explanation] = []
-        offset: int | None = 0
-        while offset is not None:
-            page = await store.list_rollouts(RolloutQuery(run_id=found, limit=100, offset=offset))
-            for row in page.rows:
-                if row.reward is not None and row.reward >= 1:
-                    continue
-                explained.append(explain(await store.get_rollout(row.id)))
-                if len(explained) == limit:
-                    return explained
-            offset = page.next
-        return explained
+            return Explanations((explain(await store.get_rollout(found)),))
+        counts = await store.progress(found)
+        ended = counts.get("done", 0) + counts.get("failed", 0)
+        explained = await _explain_run(store, found, limit)
+        return Explanations(explained, found, ended, sum(counts.values()) - ended)
+
+
+async def _explain_run(store: Store, run_id: str, limit: int) -> tuple[Explanation, ...]:
+    explained: list[Explanation] = []
+    offset: int | None = 0
+    while offset is not None and len(explained) < limit:
+        page = await store.list_rollouts(RolloutQuery(run_id=run_id, limit=100, offset=offset))
+        below = [row for row in page.rows if row.reward is None or row.reward < 1]
+        for row in below[: limit - len(explained)]:
+            explained.append(explain(await store.get_rollout(row.id)))
+        offset = page.next
+    return tuple(explained)

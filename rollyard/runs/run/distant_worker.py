@@ -36,6 +36,7 @@ class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
     slots: float  # rollouts at a time
     sharers: int = 1  # workers of the run on the same machine
     parcels: Parcels = Parcels()
+    alone: bool = False  # all workers are on this machine: what cannot be done here cannot be done
     gpus: int | None = None  # that this machine is said to have, where what needs some goes to the machines that do
     secrets: Mapping[str, str] = {}
 
@@ -88,7 +89,10 @@ async def work_here(posting: NodeAssignment) -> None:
             images=NodeImages(posting.parcels, store, provision.images) if store.shared else None,
             gpus=_check_gpus(posting, backend.gpus) if isinstance(backend, LocalBackend) else None,
         )
-        await Worker(work, means).run(posting.slots, _ignore)
+        worker = Worker(work, means)
+        if posting.alone:
+            worker.refuse_hopeless()
+        await worker.run(posting.slots, _ignore)
 
 
 def _check_gpus(posting: NodeAssignment, there: int) -> int | None:

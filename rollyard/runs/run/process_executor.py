@@ -6,6 +6,8 @@ one again that died, after giving its attempts back, and shows what the store sa
 
 from __future__ import annotations
 
+import math
+import os
 import pickle
 import signal
 import sys
@@ -23,7 +25,11 @@ from rollyard.runs.run.distant_worker import NodeAssignment, WorkerEnd
 from rollyard.runs.run.distant_workers import DistantWorkers
 from rollyard.runs.run.executor import Record, RunResources, Workers
 from rollyard.runs.run.store_retry import insist
+from rollyard.sandbox.local.cgroups import find_own
+from rollyard.sandbox.local.memory import MachineMemory
 
+_PER_CORE = 8  # workers; one alone can keep a core busy
+WORKER_BYTES = 60 * 2**20  # of a process that has no rollout yet, measured
 _STOP_S = 45.0  # for a worker to close its sandboxes
 _TAIL = 20  # lines of a worker's own words that are kept
 
@@ -51,18 +57,31 @@ class ProcessExecutor:
                 f"{self._workers} workers for {work.config.parallel} rollouts at a time",
                 hint="raise parallel, or ask for fewer workers",
             )
+        self._refuse_too_many()
+
+    def _refuse_too_many(self) -> None:
+        cores = len(os.sched_getaffinity(0))
+        if self._workers > (most := cores * _PER_CORE):
+            raise ConfigError(f"{self._workers} workers for {cores} cores", hint=f"ask for at most {most}")
+        available = MachineMemory(groups=find_own()).read({}).available
+        if self._workers > (most := max(1, available // WORKER_BYTES)):
+            raise ConfigError(
+                f"{self._workers} workers hold {self._workers * WORKER_BYTES // 10**6} MB before they begin, and "
+                f"{available // 10**6} MB are available here",
+                hint=f"ask for at most {most}",
+            )
 
     @asynccontextmanager
     async def open(self, work: Assignment, given: RunResources, record: Record) -> AsyncGenerator[Workers]:
-        slots = work.config.slots(self._workers)
-        posting = _pack(NodeAssignment(work=work, store=given.store.where, slots=slots, sharers=self._workers))
+        packed = _pack(NodeAssignment(work=work, store=given.store.where, slots=work.config.slots(), alone=True))
         await record()
-        crew = _ProcessWorkers(work, given, posting)
+        shares = _divide(work.config.slots(), await self._count(work, given))
+        crew = _ProcessWorkers(work, given, packed)
         await crew.listen()
         try:
             async with anyio.create_task_group() as group:
-                for number in range(self._workers):
-                    group.start_soon(crew.keep, f"worker {number + 1}")
+                for number, slots in enumerate(shares, 1):
+                    group.start_soon(crew.keep, f"worker {number}", pickle.dumps((slots, len(shares))))
                 try:
                     yield crew
                 finally:
@@ -73,11 +92,26 @@ class ProcessExecutor:
             with anyio.CancelScope(shield=True):
                 await crew.give_back()
 
+    async def _count(self, work: Assignment, given: RunResources) -> int:
+        """No more than there are attempts to do, unless more may come."""
+        if work.stays or work.config.tree is not None:
+            return self._workers
+        counts = await given.store.progress(work.run_id)
+        return min(self._workers, counts.get("owed", 0) + counts.get("leased", 0))
+
+
+def _divide(slots: float, count: int) -> list[float]:
+    """For each of so many workers, so that together they have no more."""
+    if math.isinf(slots):
+        return [slots] * count
+    least, over = divmod(int(slots), max(1, count))
+    return [least + (number < over) for number in range(count)]
+
 
 class _ProcessWorkers(DistantWorkers):
-    def __init__(self, work: Assignment, given: RunResources, posting: bytes) -> None:
+    def __init__(self, work: Assignment, given: RunResources, packed: bytes) -> None:
         super().__init__(work, given)
-        self._posting = posting
+        self._packed = packed
         self._living: dict[str, Process] = {}
         self._left = 0  # ended by themselves
         self._started = 0
@@ -87,12 +121,12 @@ class _ProcessWorkers(DistantWorkers):
     def ended(self) -> bool:
         return self._left > 0 and self._left == self._started
 
-    async def keep(self, name: str) -> None:
-        """One worker, started again for as long as it dies without a word."""
+    async def keep(self, name: str, share: bytes) -> None:
+        """One worker with its share of the slots, started again for as long as it dies without a word."""
         self._started += 1
         while self.broken is None and not self._dismissed:
             self.note_start(name)
-            said, ended = await self._run(name)
+            said, ended = await self._run(name, share)
             if self._dismissed or (ended is not None and self.note_end(name, ended)):
                 break
             if ended is None:
@@ -101,7 +135,7 @@ class _ProcessWorkers(DistantWorkers):
             await anyio.sleep(self.pause_s(name))
         self._left += 1
 
-    async def _run(self, name: str) -> tuple[deque[str], WorkerEnd | None]:
+    async def _run(self, name: str, share: bytes) -> tuple[deque[str], WorkerEnd | None]:
         said, answer = deque[str](maxlen=_TAIL), bytearray()
         command = [sys.executable, "-m", "rollyard.runs.run.process_worker"]
         # In a session of its own: Ctrl-C at the terminal is for the driver, which lets workers close their sandboxes.
@@ -112,7 +146,7 @@ class _ProcessWorkers(DistantWorkers):
                 async with anyio.create_task_group() as group:
                     group.start_soon(self._listen_to, name, process.stderr, said)
                     try:
-                        await process.stdin.send(self._posting)
+                        await process.stdin.send(self._packed + share)
                         if self._dismissed:
                             await process.stdin.aclose()
                     except (anyio.BrokenResourceError, anyio.ClosedResourceError):

@@ -12,6 +12,7 @@ import sys
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 from rollyard.runs.run.distant_worker import NodeAssignment, WorkerEnd, work_to_the_end
 
@@ -23,6 +24,7 @@ def main() -> None:
         # From the process that started this one: its modules are meant.
         sys.path[:] = pickle.load(sys.stdin.buffer)  # noqa: S301
         posting = pickle.load(sys.stdin.buffer)  # noqa: S301
+        slots, sharers = pickle.load(sys.stdin.buffer)  # noqa: S301
     except (AttributeError, ImportError) as error:
         ended = WorkerEnd(
             error=f"what the run was given is not to be found in another process: {error}",
@@ -30,7 +32,7 @@ def main() -> None:
             retry="configuration",
         )
     else:
-        ended = anyio.run(_work, posting)
+        ended = anyio.run(_work, replace(posting, slots=slots, sharers=sharers))
     os.write(answer, msgspec.json.encode(ended))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from importlib import import_module
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import anyio
 import msgspec
 
-from rollyard.core.errors import ConfigError, MissingExtra, Unsupported
+from rollyard.core.errors import ConfigError, Error, MissingExtra, Unsupported
 from rollyard.core.numbers import check_least
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.distant_worker import NodeAssignment, WorkerEnd
@@ -38,6 +39,9 @@ MARK = "rollyard"  # the resource of a node that is for rollouts
 HELD = 0.001  # how much of it a worker holds: runs share nodes
 _LOOK_S = 1.0  # between looks at the cluster's nodes
 _CALL_S = 60.0  # for one request to the cluster
+_NODES_S = 15.0  # for the one after its nodes
+_AWAY_S = 30.0  # without an answer to that: after a minute Ray itself ends this process, with no word on how to go on
+_NO_NODE_S = 15.0  # without a node to work on, until that is said
 _STOP_S = 45.0  # for a worker to close its sandboxes
 
 
@@ -111,7 +115,7 @@ class Ray:
         finally:
             with anyio.CancelScope(shield=True):  # after the group: a worker may have been starting until then
                 await crew.dismiss()
-                if self._wanted is not None:
+                if self._wanted is not None and not crew.away:
                     await _off_loop(lambda: _request_nodes(ray, 0))
 
 
@@ -127,17 +131,29 @@ class _RayWorkers(DistantWorkers):
         self._per_node, self._detached = per_node, detached
         self._actors: dict[str, Any] = {}  # by name, those that were alive when last seen
         self._finished: set[str] = set()
+        self._away_since: float | None = None
 
     @property
     def ended(self) -> bool:
         return bool(self._finished) and not self._actors and self._places <= self._finished
 
+    @property
+    def away(self) -> bool:
+        return self._away_since is not None
+
     # the workers
 
     async def supervise(self, group: Any) -> None:
         """A worker on every node that is alive, also on one that joined or came back."""
+        seen, told = time.monotonic(), False
         while self.broken is None and not self._cancelled:
-            if nodes := await self._nodes():
+            nodes = await self._nodes()
+            if not nodes and not told and self._away_since is None and time.monotonic() - seen > _NO_NODE_S:
+                told = True
+                why = f"the cluster has none that is alive and has the resource {MARK!r}; is there an autoscaler?"
+                self._log.warning("cluster.no_node", wait_s=round(_NO_NODE_S), why=why)
+            if nodes:
+                seen, told = time.monotonic(), False
                 there = {f"{self._run_id}/{node}/{n}": node for node in nodes for n in range(self._per_node)}
                 self._places = set(there)
                 for name in self._places - self._actors.keys() - self._finished:
@@ -145,11 +161,18 @@ class _RayWorkers(DistantWorkers):
             await anyio.sleep(_LOOK_S)
 
     async def _nodes(self) -> list[str]:
+        began = time.monotonic()
         try:
-            return await _off_loop(lambda: _live_nodes(self._ray, marked=self._marked))
+            found = await _off_loop(lambda: _live_nodes(self._ray, marked=self._marked), limit_s=_NODES_S)
         except (self._ray.exceptions.RayError, OSError, RuntimeError, TimeoutError) as error:
-            self._log.warning("cluster.away", error=str(error))
+            self._away_since = since = self._away_since or began
+            away_s = round(time.monotonic() - since)
+            self._log.warning("cluster.away", away_s=away_s, error=str(error) or type(error).__name__)
+            if away_s >= _AWAY_S:
+                self.broken = Error(f"the head of the Ray cluster has not answered for {away_s} s")
             return []
+        self._away_since = None
+        return found
 
     async def _start(self, name: str, node: str, group: Any) -> None:
         try:
@@ -188,6 +211,8 @@ class _RayWorkers(DistantWorkers):
     async def dismiss(self) -> None:
         """Every worker that is left gives its attempts back, removes its sandboxes and ends."""
         actors, self._actors = self._actors, {}
+        if self.away:  # they lose their leases, or end by themselves
+            return
         async with anyio.create_task_group() as group:
             for actor in actors.values():
                 group.start_soon(self._dismiss, actor)
@@ -286,9 +311,9 @@ def _actor(ray: Any, name: str, node: str, posting: NodeAssignment, detached: bo
     )
 
 
-async def _off_loop(call: Callable[[], T]) -> T:
+async def _off_loop(call: Callable[[], T], *, limit_s: float = _CALL_S) -> T:
     """Ray's own calls block; none of them may stop the loop, nor wait for ever."""
-    with anyio.fail_after(_CALL_S):
+    with anyio.fail_after(limit_s):
         return await anyio.to_thread.run_sync(call, abandon_on_cancel=True)
 
 

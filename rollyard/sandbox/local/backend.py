@@ -96,8 +96,7 @@ class LocalBackend:
         self.level: Level = level or reached
         if self.level in ("no_cgroups", "no_proc"):
             self._cgroups = cgroups.Cgroups()
-        groups = [str(Path(tree.root).parent) for tree in self._cgroups.hierarchies]
-        self._memory = MachineMemory(proc, groups, cores=cores)
+        self._memory = MachineMemory(proc, cgroups.find_bounds(self._cgroups), cores=cores)
         self._gpus = GpuPool(devices)
         self._gvisor = GvisorUse(always=isolation == "gvisor", level=self.level)
         self._microvm = MicrovmUse(always=isolation == "microvm", level=self.level, root=self.root)
@@ -439,6 +438,7 @@ class LocalBackend:
                 "sandboxes can sleep where their memory has somewhere to go, and this machine has no swap switched on",
                 hint="switch zram or a swap file on (docs/capacity.md has the commands), or let agents stay awake",
             )
+        self._memory.check_page_out()
 
     async def page_out(self, pid: int) -> Regions:
         """A sandbox's memory by its first process; what is used comes back. Gives what was in memory before."""

@@ -135,6 +135,32 @@ def _find_mounts() -> Iterator[tuple[str, Literal[1, 2]]]:
         yield target, 1
 
 
+def find_bounds(cgroups: Cgroups) -> tuple[str, ...]:
+    """The groups that bound the memory of all sandboxes. Those that can be given no group of their own stay in the one of this
+    process."""
+    trees = [tree for tree in cgroups.hierarchies if "memory" in tree.controllers]
+    return tuple(str(Path(tree.root).parent) for tree in trees) or find_own()
+
+
+def find_own() -> tuple[str, ...]:
+    """The groups that bound the memory of this process, as far as they can be seen from here: its own, and those around it.
+    In a container whose groups are named as on the host only the mount point itself is there, and is its group."""
+    own = dict[str, str]()
+    if not Path("/proc/self/cgroup").exists():  # a kernel without groups
+        return ()
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        own |= dict.fromkeys(controllers.split(","), path)
+    found: list[str] = []
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, mount, kind, options, *_ = line.split()
+        path = own.get("") if kind == "cgroup2" else own.get("memory") if "memory" in options.split(",") else None
+        if path is not None and kind in ("cgroup", "cgroup2"):
+            inner = Path(path.lstrip("/"))
+            found += [str(Path(mount, part)) for part in (inner, *inner.parents) if ".." not in part.parts]
+    return tuple(dict.fromkeys(found))
+
+
 def _delegate(mount: Path, base: Path) -> None:
     wanted = " ".join(f"+{c}" for c in CONTROLLERS if c in (mount / "cgroup.controllers").read_text().split())
     if not wanted:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from rollyard.core.sandbox import MemoryUse
 from rollyard.sandbox.local.page_in import THREADS, Regions, find_resident, page_in
-from rollyard.sandbox.local.page_out import page_out
+from rollyard.sandbox.local.page_out import check_right, page_out
 
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 _CACHE = ("inactive_file", "total_inactive_file")
@@ -26,6 +26,7 @@ class MachineMemory:
         self._proc = Path(proc)
         self._groups = tuple(Path(root) for root in groups)
         self._cores = cores or len(os.sched_getaffinity(0))
+        self._may_page_out = False  # not known yet
 
     def read(self, sandboxes: Mapping[str, int]) -> MemoryUse:
         """`sandboxes` are the first processes of each, by the sandbox's id."""
@@ -48,6 +49,12 @@ class MachineMemory:
         with contextlib.suppress(OSError):
             return len((self._proc / "swaps").read_text().splitlines()) > 1
         return False
+
+    def check_page_out(self) -> None:
+        """An error where this user may page nothing out."""
+        if not self._may_page_out:
+            check_right()
+        self._may_page_out = True
 
     def page_out(self, first: int) -> Regions:
         """All of a sandbox that is private to it; gives what of that was in memory."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import subprocess
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -25,8 +26,7 @@ class _Range(ctypes.Structure):
 def page_out(pids: Iterable[int], proc: Path) -> None:
     """What cannot be paged out stays where it is: memory that is locked, a process that has ended. Where this user may do it to
     no process at all, it is an error."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.syscall.restype = ctypes.c_long
+    libc = _load_libc()
     refusals: list[OSError] = []
     done = 0
     for pid in pids:
@@ -43,20 +43,33 @@ def page_out(pids: Iterable[int], proc: Path) -> None:
         except OSError:  # it has ended
             continue
     if refusals and not done:
-        raise Unsupported(
-            f"no memory of a sandbox can be paged out: {refusals[0].strerror}",
-            hint="run as root, or let agents stay awake",
-        )
+        raise _refusal(refusals[0])
+
+
+def check_right() -> None:
+    """An error where this user may page out no other process: tried on one of its own, of which no memory is named."""
+    with subprocess.Popen(["/bin/sh", "-c", "read _"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as other:
+        pidfd = os.pidfd_open(other.pid)
+        try:
+            _ask_kernel(_load_libc(), pidfd, [])
+        except PermissionError as error:
+            raise _refusal(error) from None
+        finally:
+            os.close(pidfd)
+
+
+def _refusal(error: OSError) -> Unsupported:
+    return Unsupported(
+        f"no memory of a sandbox can be paged out: {error.strerror}",
+        hint="run as root, in a container with CAP_SYS_NICE, or let agents stay awake",
+    )
 
 
 def _advise(libc: ctypes.CDLL, pidfd: int, ranges: list[tuple[int, int]]) -> None:
     """The kernel stops at the first range that it refuses and says how far it came: the rest is asked for after it."""
     while ranges:
         some = ranges[:_MOST]
-        asked = (_Range * len(some))(*((start, end - start) for start, end in some))
-        done = libc.syscall(_PROCESS_MADVISE, pidfd, asked, ctypes.c_size_t(len(some)), _MADV_PAGEOUT, 0)
-        if done < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS):
-            raise PermissionError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        done = _ask_kernel(libc, pidfd, some)
         whole = 0
         for start, end in some:
             if done < end - start:
@@ -64,6 +77,21 @@ def _advise(libc: ctypes.CDLL, pidfd: int, ranges: list[tuple[int, int]]) -> Non
             done -= end - start
             whole += 1
         ranges = ranges[whole + (whole < len(some)) :]
+
+
+def _ask_kernel(libc: ctypes.CDLL, pidfd: int, ranges: list[tuple[int, int]]) -> int:
+    """How many bytes it went through; an error where it refuses whatever is named."""
+    asked = (_Range * len(ranges))(*((start, end - start) for start, end in ranges))
+    done = libc.syscall(_PROCESS_MADVISE, pidfd, asked, ctypes.c_size_t(len(ranges)), _MADV_PAGEOUT, 0)
+    if done < 0 and ctypes.get_errno() in (errno.EPERM, errno.ENOSYS):
+        raise PermissionError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return done
+
+
+def _load_libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.syscall.restype = ctypes.c_long
+    return libc
 
 
 def find_private(maps: Path) -> Iterator[tuple[int, int]]:

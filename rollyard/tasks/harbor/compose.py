@@ -40,8 +40,8 @@ FILE_KEYS: Mapping[str, str] = {
 SERVICE_KEYS: Mapping[str, str] = {
     "image": "an image that the backend has",
     "build": "a folder below the compose file's, with a `Dockerfile`; or `context` with it",
-    "command": "in place of the image's CMD; a text is split into words, no shell reads it",
-    "entrypoint": "in place of the image's ENTRYPOINT, and then its CMD does not count",
+    "command": "in place of the image's CMD; a string is split into words, without a shell",
+    "entrypoint": "in place of the image's ENTRYPOINT and CMD",
     "environment": "a mapping, or a list of name=value; a whole value may be `${VAR}` or `${VAR:-default}`",
     "working_dir": "where its command runs",
     "user": "who runs its command",
@@ -49,10 +49,10 @@ SERVICE_KEYS: Mapping[str, str] = {
     "healthcheck": "`test`, `interval`, `timeout`, `retries`, `start_period`, `start_interval`, `disable`",
     "volumes": "`name:/path` or `name:/path:ro`; folders of the machine are refused",
     "expose": "no effect: services reach each other on every port, and nothing else does",
-    "hostname": "one more name for it",
+    "hostname": "another name for it",
     "cpus": "a limit",
     "mem_limit": "a limit, such as `512m`",
-    "x-rollyard": "`verify`: `keep` (it lives while the tests run, the default) or `stop` (it is ended before them)",
+    "x-rollyard": "`verify`: `keep` (it runs during the tests, the default) or `stop` (it is ended before them)",
 }
 MAIN_KEYS = ("image", "build", "command", "environment", "working_dir", "depends_on", "volumes", "expose", "hostname")
 _FOLDED = {"build", "image", "environment", "working_dir", "command"}
