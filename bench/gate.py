@@ -35,6 +35,7 @@ from bench.model_server import delay_s
 
 END = b"done."
 TURNS, PHASE = 20, 5
+THINKING_S, THINKING_ROUNDS = 2.0, 4  # at least, where the server thinks: few calls a second need longer windows
 ROLLOUTS = 64
 CASES = {
     "S": ("short chat, 8 connections", "/v1/chat/completions", 8),
@@ -273,6 +274,17 @@ async def agents(targets: list[Target], *, thinks: bool) -> list[dict[str, float
     return [one.found() for one in each]
 
 
+async def agents_twice(targets: list[Target], *, thinks: bool) -> list[dict[str, float]]:
+    """The mean of two measurements, the second in the opposite order; of memory the larger one."""
+    first = await agents(targets, thinks=thinks)
+    second = (await agents(targets[::-1], thinks=thinks))[::-1]
+    return [
+        {name: (one[name] + other[name]) / 2 for name in one}
+        | {"kb": max(one["kb"], other["kb"]), "bad": one["bad"] + other["bad"]}
+        for one, other in zip(first, second, strict=True)
+    ]
+
+
 async def hold(target: Target, upstream: int, count: int) -> None:
     """`count` calls wait at the model server at once; then all are answered."""
     before = rss_mb(target.pid) if target.pid else 0.0
@@ -377,13 +389,15 @@ async def measure(targets: list[Target], upstream: int, seconds: float, rounds: 
     for target in targets:
         await target.prepare()
     for case in CASES:
-        for turn in range(rounds):
+        thinks = case == "T"
+        length = max(seconds, THINKING_S) if thinks else seconds
+        for turn in range(max(rounds, THINKING_ROUNDS) if thinks else rounds):
             order = targets[turn % len(targets) :] + targets[: turn % len(targets)]
             for target in order:
-                target.figures.setdefault(case, []).append(await window(target, case, seconds))
-    for target, found in zip(targets, await agents(targets, thinks=True), strict=True):
+                target.figures.setdefault(case, []).append(await window(target, case, length))
+    for target, found in zip(targets, await agents_twice(targets, thinks=True), strict=True):
         target.agent = found
-    for target, found in zip(targets, await agents(targets, thinks=False), strict=True):
+    for target, found in zip(targets, await agents_twice(targets, thinks=False), strict=True):
         target.hasty = found
     for target in targets:
         await hold(target, upstream, count)
