@@ -18,14 +18,17 @@ import os
 import resource
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
+import asyncpg
 import msgspec
 
 from bench import thin_agent
 from bench.drills.driver import Driver, PostgresServer, Upstream
 from bench.drills.leftovers import sandbox_pids
-from bench.drills.queries import account, causes, retry_reasons, stage_errors
+from bench.drills.queries import account, account_so_far, causes, retry_reasons, stage_errors
+from bench.rollouts import machine_s
 from bench.scale import cpu_s
 from rollyard.core.errors import Error
 from tests.servers.ray_cluster import RayCluster
@@ -49,6 +52,7 @@ WRONG = ("lost", "twice", "leases", "open_sessions")
 NODE_S = 45.0  # for a Ray node to start
 TRIES = 3  # for each
 PROCESSES, FILES = 4, 5  # of one rollout that waits: processes in its sandbox, descriptors in its worker
+WATCH_S = 10.0
 LOOKED_AT = 4000  # processes whose memory is read
 
 
@@ -178,11 +182,27 @@ def report(
 
 async def drain(driver: Driver, postgres: PostgresServer, limit_s: float) -> tuple[int | None, dict[str, int]]:
     """How the driver ended, None when it had to be stopped, and what the store has then."""
+    watching = asyncio.create_task(watch(driver, postgres))
     try:
         code = await asyncio.to_thread(driver.wait, limit_s)
     except TimeoutError:
         code = None
+    finally:
+        watching.cancel()
     return code, await account(postgres.url, driver.run_id)
+
+
+async def watch(driver: Driver, postgres: PostgresServer) -> None:
+    """How far the run is, every `WATCH_S`."""
+    began, busy = time.monotonic(), machine_s()[0]
+    while True:
+        await asyncio.sleep(WATCH_S)
+        before, busy = busy, machine_s()[0]
+        with suppress(OSError, TimeoutError, asyncpg.PostgresError):
+            counts = await account_so_far(postgres.url, driver.run_id)
+            print(f"  {time.monotonic() - began:.0f} s after the answer: {counts['committed']} committed, ", end="")
+            print(f"{counts['claims']} claims, {(busy - before) / WATCH_S:.1f} cores busy, ", end="")
+            print(f"load {os.getloadavg()[0]:.0f}", flush=True)
 
 
 async def measure(folder: Path, args: argparse.Namespace) -> bool:
@@ -214,7 +234,7 @@ async def measure(folder: Path, args: argparse.Namespace) -> bool:
             report(args, held, where, before, first, last, sandboxes_mb)
             upstream.fault("none")
             began = time.monotonic()
-            code, counts = await drain(driver, postgres, args.start_s)
+            code, counts = await drain(driver, postgres, args.end_s)
             print(f"answered at once, {counts['committed']} committed {time.monotonic() - began:.0f} s later; ", end="")
             print(f"the driver ended with {code}: {counts}")
             print(f"given back for another try: {await retry_reasons(postgres.url, driver.run_id)}")
@@ -245,6 +265,7 @@ def main() -> int:
     parser.add_argument("--per-node", type=int, default=1, help="workers on each node")
     parser.add_argument("--answer-s", type=float, default=60.0, help="how long all of them wait")
     parser.add_argument("--start-s", type=float, default=1800.0, help="for all of them to be held")
+    parser.add_argument("--end-s", type=float, default=1800.0, help="for all of them to be committed after the answer")
     parser.add_argument("--lease-s", type=float, default=60.0, help="how long a claim holds without a heartbeat")
     parser.add_argument("--boot-s", type=float, default=600.0, help="limits.boot: for a sandbox to open")
     args = parser.parse_args()

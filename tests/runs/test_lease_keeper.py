@@ -132,7 +132,7 @@ async def test_a_worker_that_is_late_itself_is_patient_with_others(postgres_url)
 
 
 async def test_few_end_at_once_while_the_loop_is_late_and_more_once_it_keeps_up():
-    load, ending, most = LoopLoad(cores=2, count_running=lambda: 1), 0, []
+    load, ending, most = LoopLoad(cores=2, count_running=lambda: 1, count_workers=lambda: 1), 0, []
 
     async def end():
         nonlocal ending

@@ -11,6 +11,7 @@ import pytest
 import rollyard as ry
 from rollyard import agents
 from rollyard.core.errors import SandboxInterrupted, StoreError
+from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Exit
 from rollyard.core.scratch import count_scratch
 from rollyard.core.task import Task, VerifierSpec
@@ -30,9 +31,11 @@ pytestmark = pytest.mark.anyio
 
 
 class Told:
-    """A sink that can be waited on; `order` has the stages as they begin."""
+    """A sink that can be waited on; `order` has the stages as they begin. Its rollout has an id of its own, since tests run
+    side by side on one machine."""
 
     def __init__(self):
+        self.rollout_id = new_id("ro")
         self.order, self.stopping, self.waited = [], anyio.Event(), anyio.Event()
 
     async def __call__(self, event):
@@ -49,7 +52,7 @@ async def start(backend, gate, told, ending, limits=None):
     options = RolloutOptions(limits=limits)
     answering = choose(options, policy=policy, agent=agent)
     plan = RolloutPlan(
-        rollout_id="ro_1", agent=agent, options=options, mode=answering.mode, switches=answering.switches
+        rollout_id=told.rollout_id, agent=agent, options=options, mode=answering.mode, switches=answering.switches
     )
     task = Task(id="t", instruction="x", verifier=VerifierSpec(kind="commands", options={"commands": [CHECK]}))
     return await rollout(
@@ -78,7 +81,7 @@ async def test_an_agent_that_ended_waits_for_its_place_before_it_is_stopped(back
             while not place.statistics().tasks_waiting:
                 await anyio.sleep(0.05)
         assert "stop" not in told.order
-        assert gate.sessions["ro_1"].key is None  # what the agent left running asks the model for nothing
+        assert gate.sessions[told.rollout_id].key is None  # what the agent left running asks the model for nothing
         place.release_on_behalf_of("another")
     assert (done[0].reward, told.order[-3:]) == (1.0, ["stop", "collect", "verify"])
 
@@ -104,8 +107,9 @@ async def test_a_sandbox_does_not_end_while_its_rollout_waits_for_its_place(back
         group.start_soon(start, backend, gate, told, place, limits)
         with anyio.fail_after(120):
             await told.waited.wait()
-            (before,) = await backend.list({"rollyard.rollout": "ro_1"})
-            while (await backend.list({"rollyard.rollout": "ro_1"}))[0].expires_at <= before.expires_at + 100:
+            label = {"rollyard.rollout": told.rollout_id}
+            (before,) = await backend.list(label)
+            while (await backend.list(label))[0].expires_at <= before.expires_at + 100:
                 await anyio.sleep(0.2)
         place.release_on_behalf_of("another")
 
@@ -181,7 +185,7 @@ async def test_a_session_that_cannot_be_closed_does_not_end_its_worker(backend):
             raise TimeoutError
 
     async with Gate(ry.policy.scripted(HELLO), log=StuckLog()) as gate:
-        done = await start(backend, gate, nowhere, anyio.CapacityLimiter(1))
+        done = await start(backend, gate, Told(), anyio.CapacityLimiter(1))
     assert (done.reward, done.failure.cause, done.failure.retry) == (None, "StoreError", True)
 
 
