@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from types import TracebackType
 from typing import Any, Self
 
+import anyio
 import msgspec
 
 from rollyard.core.errors import CannotListen, ConfigError, Error, GateUnreachable, StoreError
@@ -292,17 +293,29 @@ class Gate:
         own = describe_parts(None if answers is self.policy else answers, tools, prefix, settings)
         session = Session(self, rollout_id, plan, key=new_key(rollout_id), own=own)
         self.sessions[rollout_id] = session
+        saving = None if self._log is None else asyncio.ensure_future(self._log.save_session(session.record()))
         try:
-            if self._log is not None:
+            if saving is not None:
                 async with asyncio.timeout(self.limits.commit_s):
-                    await self._log.save_session(session.record())
+                    await asyncio.shield(saving)
             if prefix is not None:
                 await self.calls.preload(session, prefix.history(rollout_id))
         except BaseException:  # cancelled too: a session that was handed to no one is none
             del self.sessions[rollout_id]
+            if saving is not None:
+                await self._withdraw(session, saving)
             raise
         self._keys.add(session)
         return session
+
+    async def _withdraw(self, session: Session, saving: asyncio.Future[None]) -> None:
+        """Close it in the log as well, if the log has it: what was being saved when its caller was cancelled may be kept."""
+        with anyio.move_on_after(self.limits.close_s, shield=True):
+            try:
+                await saving
+                await self._tell_closed(session)
+            except Exception as error:  # noqa: BLE001 - what the caller is told is why the session is not opened
+                _log.debug("session %s was not closed in the log: %s", session.rollout_id, error)
 
     async def lock_session(self, session: Session) -> None:
         """Between two steps of one rollout: the key is revoked and what is under way ends, but the trajectory goes on."""

@@ -11,7 +11,7 @@ import pytest
 
 from rollyard.core.errors import ConfigError, GateUnreachable
 from rollyard.gate import Budget, Gate, GateLimits, Tls
-from tests.gate.conftest import Answers, ask, chat, open_gate, port_of, request, said
+from tests.gate.conftest import Answers, MemoryLog, ask, chat, open_gate, port_of, request, said
 from tests.virtual_time import run_in_virtual_time
 from tests.waiting import settle, until
 
@@ -117,6 +117,40 @@ async def test_a_hundred_listeners_share_one_server():
         for _, listener in sessions:
             with pytest.raises(OSError):
                 await ask(listener, "GET", "/health")
+
+
+async def test_a_session_that_was_being_saved_when_its_opener_was_cancelled_is_closed_in_the_log():
+    class LateLog(MemoryLog):
+        saved = asyncio.Event()
+
+        async def save_session(self, session):
+            await super().save_session(session)
+            self.saved.set()
+            await asyncio.sleep(0.2)
+
+    log = LateLog()
+    async with open_gate(log=log) as gate:
+        opening = asyncio.create_task(gate.open_session("r1"))
+        await log.saved.wait()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert not gate.sessions and log.kept["r1"].closed_at is not None
+
+
+async def test_a_session_that_the_log_refuses_closes_nothing_there():
+    class OtherLog(MemoryLog):
+        async def save_session(self, session):
+            if session.rollout_id in self.kept:
+                raise ConfigError("another gate has it")
+            await super().save_session(session)
+
+    log = OtherLog()
+    async with open_gate(log=log) as one, open_gate(log=log) as other:
+        await one.open_session("r1")
+        with pytest.raises(ConfigError, match="another gate"):
+            await other.open_session("r1")
+        assert log.kept["r1"].closed_at is None
 
 
 async def test_the_path_may_name_the_rollout_and_must_agree_with_the_key():

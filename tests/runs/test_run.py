@@ -77,6 +77,24 @@ async def test_leaving_early_cancels_cleanly_and_the_rest_stays_owed(tmp_path, b
         assert await store.progress(run.id) == {"owed": 4}
 
 
+async def test_an_attempt_that_was_being_claimed_when_the_run_was_cancelled_is_given_back(tmp_path, backend):
+    """A write that is cancelled may be kept all the same: here the store answers late, as a busy one does."""
+    claimed = anyio.Event()
+
+    class LateStore(ry.Store):
+        async def claim(self, *args, **options):
+            lease = await super().claim(*args, **options)
+            claimed.set()
+            await asyncio.sleep(0.5)
+            return lease
+
+    async with LateStore.open(tmp_path / "runs.db") as store, ry.Gate(ry.policy.scripted(HELLO), log=store) as gate:
+        async with ry.Run(tasks(2), agent="shell-agent", sandbox=backend, gate=gate, store=store) as run:
+            with anyio.fail_after(60):
+                await claimed.wait()
+        assert await store.progress(run.id) == {"owed": 2}
+
+
 async def test_a_caller_that_reads_slower_than_a_lease_lasts_is_given_every_rollout(tmp_path, backend):
     async with ry.Store.open(tmp_path / "runs.db") as store, ry.Gate(ry.policy.scripted(HELLO), log=store) as gate:
         given = []

@@ -7,8 +7,10 @@ up commits nothing. A store that is away for a while is waited for.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -54,7 +56,7 @@ LONGEST_FLUSH_S = 30.0  # and the longer one had to wait, the rarer they become:
 LOST_CLAIMS = 10  # how often an attempt may take its worker with it before it is given up
 _IDLE_S, _LONGEST_IDLE_S = 0.1, 1.0
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 30.0  # before another try, doubled with every one
-_RELEASE_S = 5.0
+_RELEASE_S = 20.0  # for a claim to go back, on a machine where all workers end at once
 
 
 class WorkerResources(NamedTuple):
@@ -117,7 +119,7 @@ class Worker:
             if self._admission is not None:
                 await self._admission.wait(lambda: slots.borrowed_tokens - 1)
             await self._load.calm(lambda: bool(self._held))
-            lease = None if await self._over_budget() else await insist(self._claim)
+            lease = None if await self._over_budget() else await insist(self._claim_or_return)
             if lease is not None:
                 group.start_soon(self._attempt, lease, slots, place, finished)
                 idle = _IDLE_S
@@ -127,6 +129,17 @@ class Worker:
                 return
             await anyio.sleep(idle)
             idle = min(2 * idle, _LONGEST_IDLE_S)
+
+    async def _claim_or_return(self) -> Lease | None:
+        """A claim that is under way when the worker is cancelled may be made all the same: it is waited for and given back."""
+        claiming = asyncio.ensure_future(self._claim())
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            with anyio.move_on_after(_RELEASE_S, shield=True), suppress(StoreError):
+                if (lease := await claiming) is not None:
+                    await self._store.release(lease)
+            raise
 
     async def _claim(self) -> Lease | None:
         run_id, ttl_s = self._work.run_id, self._config.lease_s
