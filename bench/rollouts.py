@@ -103,12 +103,14 @@ async def share(count: int, parallel: int, workers: int) -> Shared:
                     ended += 1
                     if ended == 1:
                         began, machine, own, lock = time.monotonic(), machine_s(), workers_s(), LockProbe(where)
+                    if ended == count * 3 // 4:  # at the end those that have nothing left to do are gone
+                        so_far = time.monotonic() - began
+                        used = [(after - own.get(pid, 0.0)) / so_far for pid, after in workers_s().items()]
                     if ended == count:
                         took = time.monotonic() - began
                         busy, kernel = (
                             (after - before) / took for before, after in zip(machine, machine_s(), strict=True)
                         )
-                        used = [(after - own.get(pid, 0.0)) / took for pid, after in workers_s().items()]
     return Shared((count - 1) / took, busy, kernel, sum(used), max(used, default=0.0), lock.end())
 
 
