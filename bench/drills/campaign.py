@@ -4,8 +4,8 @@
         [--out campaign.json]
 
 The agent is one bash that asks once (`bench/thin_agent.py`) and is judged in its own sandbox, so that the machine is busy with
-what is ours. At `--limit-s` the run is cut: the driver is asked to end, and what is owed then is counted as such, not as lost. The
-last faults come three leases earlier, so that claims of dead workers have been taken over by then. SIGTERM cuts it too.
+what is ours. At `--limit-s` the run is cut: the driver is asked to end, and what is owed then is counted as such, not as lost.
+The last faults come three leases earlier, so that claims of dead workers have been taken over by then. SIGTERM cuts it too.
 
 Afterwards the same questions as after a drill: every attempt committed exactly once, nothing left behind. The memory of the
 driver and of the workers is looked at all the while: the last quarter of what was seen of a process beside the second. `--out`
