@@ -2,7 +2,8 @@
 
 A batch is handed in once the loop has turned `QUIET_TURNS` times without another write. A busy loop answers many callers in each
 turn, so batches grow with the load; an idle one turns in microseconds, so where little happens nothing waits. A write that comes
-soon after another one waits at least for a small share of the time `took_s` that its caller has spent already.
+soon after another one waits for a small share of the time `took_s` that its caller has spent already: for all of it, or for half
+of it if another write comes then. That one has woken the loop, which costs as much as the write where the loop sleeps in between.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Patience(NamedTuple):
         return min(self.share * getattr(work, "took_s", 0.0), self.most_s)
 
 
-NEAR, DISTANT = Patience(0.015, 0.01), Patience(0.05, 0.1)
+NEAR, DISTANT = Patience(0.05, 0.03), Patience(0.05, 0.1)
 
 
 class WaitingWork(NamedTuple):
@@ -60,7 +61,10 @@ class Batch:
         self.loop = loop
         self.works: list[WaitingWork] = []
         self.timer: asyncio.TimerHandle | None = None
-        self.due = math.inf  # by the loop's clock: not handed in earlier
+        # by the loop's clock
+        self.due = math.inf  # when it is handed in, if no other write comes
+        self.half = math.inf  # from when on another write hands it in
+        self.look: asyncio.TimerHandle | None = None  # at `due`
 
     def resolve(self, results: Sequence[Any]) -> None:
         """In its loop."""
@@ -92,13 +96,14 @@ class Batches:
         if batch is None:
             batch = self._gathering[loop] = Batch(loop)
         now = loop.time()
-        due = now
-        if self._distant or now - self._newest < BUSY_S:
-            due += self._patience.wait_s(work)
+        wait_s = self._patience.wait_s(work) if self._distant or now - self._newest < BUSY_S else 0.0
         self._newest = now
+        due = now if now >= batch.half else now + wait_s
+        batch.half = min(batch.half, now + wait_s / 2)
         if due < batch.due:
-            batch.due = due
-            loop.call_at(due, self._look, batch, due, 0, 0)
+            if batch.look is not None:
+                batch.look.cancel()
+            batch.due, batch.look = due, loop.call_at(due, self._look, batch, due, 0, 0)
         batch.works.append(WaitingWork(work, future))
         return await future
 

@@ -21,6 +21,7 @@ from rollyard.store.schema import calls
 from rollyard.testing.call_log import cases, commit_all, conversation
 from rollyard.testing.pytest_adapter import conformance, expect_passed
 from rollyard.testing.suite import run_case
+from tests.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.anyio
 
@@ -176,12 +177,58 @@ async def test_a_slow_call_waits_for_others_only_soon_after_another_write(monkey
     assert taken.sizes == sizes
 
 
+@pytest.mark.parametrize(
+    ("arrivals", "handed_in"), [((0, 4), {10: 2}), ((0, 4, 6), {6: 3}), ((0, 6, 6, 7), {6: 3, 17: 1})]
+)
+def test_a_slow_call_that_waited_half_of_its_time_goes_with_the_next_write(monkeypatch, arrivals, handed_in):
+    monkeypatch.setattr(batches, "BUSY_S", 3600.0)
+    monkeypatch.setattr(batches, "NEAR", batches.Patience(1.0, 10.0))
+
+    async def gather() -> dict[float, int]:
+        loop, taken = asyncio.get_running_loop(), dict[float, int]()
+
+        def take(batch: Batch) -> None:
+            if batch.works[0].work is not _plain:
+                taken[loop.time()] = len(batch.works)
+            batch.resolve([None] * len(batch.works))
+
+        gathering = Batches(take)
+
+        async def write_at(at: float) -> None:
+            await asyncio.sleep(at - loop.time())
+            await gathering.write(_Patient())
+
+        await gathering.write(_plain)  # so that what follows is load
+        await asyncio.gather(*map(write_at, arrivals))
+        return taken
+
+    assert run_in_virtual_time(gather()) == handed_in
+
+
+def test_a_batch_that_was_handed_in_leaves_no_timer_that_wakes_the_loop(monkeypatch):
+    monkeypatch.setattr(batches, "BUSY_S", 3600.0)
+    monkeypatch.setattr(batches, "NEAR", batches.Patience(1.0, 10.0))
+
+    async def count_timers() -> int:
+        loop = asyncio.get_running_loop()
+        gathering = Batches(lambda batch: batch.resolve([None] * len(batch.works)))
+        await gathering.write(_plain)
+        slow = asyncio.ensure_future(gathering.write(_Patient()))
+        await asyncio.sleep(6)
+        await asyncio.gather(slow, gathering.write(_Patient()))
+        before = loop.jumps.count
+        await asyncio.sleep(30)
+        return loop.jumps.count - before
+
+    assert run_in_virtual_time(count_timers()) == 1  # that of the sleep
+
+
 def test_a_call_waits_for_others_a_small_part_of_the_time_that_it_took():
     record = replace(conversation("r1", 1)[1][0][0].record, received_at=1000.0)
     commits = {s: CommitCall(replace(record, finished_at=1000.0 + s), (), {}) for s in (0.1, 0.5, 60.0)}
     near = {s: batches.NEAR.wait_s(commit) for s, commit in commits.items()}
     distant = {s: batches.DISTANT.wait_s(commit) for s, commit in commits.items()}
-    assert near == pytest.approx({0.1: 0.0015, 0.5: 0.0075, 60.0: 0.01}, rel=1e-6)
+    assert near == pytest.approx({0.1: 0.005, 0.5: 0.025, 60.0: 0.03}, rel=1e-6)
     assert distant == pytest.approx({0.1: 0.005, 0.5: 0.025, 60.0: 0.1}, rel=1e-6)
     assert batches.NEAR.wait_s(CommitCall(replace(record, finished_at=None), (), {})) == 0.0
     assert batches.NEAR.wait_s(_plain) == 0.0
