@@ -1,5 +1,8 @@
 """Density: how many agents wait for a model in one GiB, awake and asleep, and how much later an agent that slept goes on.
 
+What agents of one kind hold together, the pages of their program's files, is in a column of its own: it is there once, and each
+GiB beyond it holds as many agents as the next column says.
+
 Some agents of one kind are held at a model call and measured. Then they are answered, and the time until the next call is taken:
 woken for the first time (nothing is known of what they use), then in some rounds by turns awake, woken alone, and all woken
 at once. Times are those of a busy machine where it is one; CPU is what the sandbox used until that call, which other work changes
@@ -23,7 +26,7 @@ from rollyard import agents as registry
 from rollyard.core.agent import Agent
 from rollyard.core.errors import Error, Unsupported
 from rollyard.core.protocols import Sleeps
-from rollyard.runs.doctor_capacity import find_installed, read_zram
+from rollyard.runs.doctor_capacity import MB, find_installed, read_zram, split_memory
 from rollyard.runs.held_agents import hold_agents
 from rollyard.sandbox.local.backend import LocalBackend
 
@@ -31,8 +34,8 @@ ALL = "all"
 ROUNDS = 3
 SETTLE_S = 2.0
 HEADER = """\
-| agent | mode | per GiB | ratio | next call, ms | added, ms | CPU of the agent, ms |
-|---|---|---|---|---|---|---|"""
+| agent | mode | shared, MB | per GiB | ratio | next call, ms | added, ms | CPU of the agent, ms |
+|---|---|---|---|---|---|---|---|"""
 
 
 class Row(NamedTuple):
@@ -42,13 +45,14 @@ class Row(NamedTuple):
     mode: str
     next_ms: float  # from the answer to the next call
     cpu_ms: float  # of the sandbox, meanwhile
+    shared_mb: float | None = None
     per_gib: float | None = None
     ratio: float | None = None
     added_ms: float | None = None
 
     def __str__(self) -> str:
         cells = (f"{self.next_ms:.0f}", _cell(self.added_ms, ".0f"), f"{self.cpu_ms:.0f}")
-        memory = (_cell(self.per_gib, ".1f"), _cell(self.ratio, ".1f"))
+        memory = (_cell(self.shared_mb, ".0f"), _cell(self.per_gib, ".1f"), _cell(self.ratio, ".1f"))
         return f"| {' | '.join((self.agent, self.mode, *memory, *cells))} |"
 
 
@@ -84,20 +88,22 @@ async def measure(place: LocalBackend, agent: Agent, count: int, *, sleeps: bool
                 await box.put_to_sleep(freeze=agent.freeze_s > 0)
             await asyncio.sleep(SETTLE_S)
 
-        async def count_per_gib(zram: int = 0) -> float:
-            return count * 2**30 / (sum((await place.memory()).sandboxes.values()) + zram)
+        async def weigh(zram: int = 0) -> tuple[float, float]:
+            """The MB that they share, and how many are in one GiB."""
+            own, shared = split_memory(await place.memory(), count, zram)
+            return shared / MB, 2**30 / own
 
-        def row(mode: str, answers: list[Answered], per_gib: float | None = None) -> Row:
-            return Row(agent.name, mode, *(1e3 * median(times) for times in zip(*answers, strict=True)), per_gib)
+        def row(mode: str, answers: list[Answered], memory: tuple[float, float] | tuple[()] = ()) -> Row:
+            return Row(agent.name, mode, *(1e3 * median(times) for times in zip(*answers, strict=True)), *memory)
 
         await asyncio.sleep(SETTLE_S)
-        awake_per_gib = await count_per_gib()
+        memory_awake = await weigh()
         await answer_each()  # the first command that it runs takes it longer than others
         if not sleeps:
-            return [row("awake", [one for _ in range(ROUNDS) for one in await answer_each()], awake_per_gib)]
+            return [row("awake", [one for _ in range(ROUNDS) for one in await answer_each()], memory_awake)]
         before = read_zram()
         await put_to_sleep()
-        asleep_per_gib = await count_per_gib(read_zram() - before)  # once: zram keeps what came back for a while
+        memory_asleep = await weigh(read_zram() - before)  # once: zram keeps what came back for a while
         first = await answer_each(asleep=True)
         awake: list[Answered] = []
         alone: list[Answered] = []
@@ -110,8 +116,8 @@ async def measure(place: LocalBackend, agent: Agent, count: int, *, sleeps: bool
             await put_to_sleep()
             together += await asyncio.gather(*(answer(name, asleep=True) for name in names))
         found = [
-            row("awake", awake, awake_per_gib),
-            row("asleep, woken for the first time", first, asleep_per_gib),
+            row("awake", awake, memory_awake),
+            row("asleep, woken for the first time", first, memory_asleep),
             row("asleep, woken alone", alone),
             row(f"asleep, {count} woken at once", together),
         ]

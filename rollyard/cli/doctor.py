@@ -90,10 +90,16 @@ def _print_capacity(agents: Sequence[str], json: bool) -> None:
             f"memory {found.total_mb} MB, available {found.available_mb} MB, of which {found.head_room_mb} MB stay free; "
             f"swap {found.swap_mb} MB"
         )
-        header = ["agent", "awake, MB", "fit", *(() if found.no_sleep else ("asleep, MB", "paged out, MB", "fit"))]
+        asleep = () if found.no_sleep else ("asleep, MB", "paged out, MB", "fit")
+        header = ["agent", "shared, MB", "awake, MB", "fit", *asleep]
         measured = [row for row in found.agents if row.awake is not None]
-        figures = [(row.awake_mb, row.awake, row.asleep_mb, row.paged_out_mb, row.asleep) for row in measured]
-        cells = [["-" if value is None else str(value) for value in values] for values in figures]
+        cells = [
+            ["-" if value is None else str(value) for value in values]
+            for values in (
+                (row.shared_mb, row.awake_mb, row.awake, row.asleep_mb, row.paged_out_mb, row.asleep)
+                for row in measured
+            )
+        ]
         if measured:
             rows = zip(measured, cells, strict=True)
             print_table(header, [[row.agent, *values][: len(header)] for row, values in rows])

@@ -191,13 +191,15 @@ class SandboxUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 class MemoryUse(msgspec.Struct, frozen=True, kw_only=True):
     """The memory of the machine that a backend's sandboxes are on, in bytes. `sandboxes` is what each holds of it, by its id,
-    with a fair share of what several hold together; `swapped` is what was paged out of each."""
+    with a fair share of what several hold together; `files` is how much of that are pages of files, which those that run the same
+    program hold together; `swapped` is what was paged out of each."""
 
     total: int
     available: int
     swap: int = 0
     swap_free: int = 0
     sandboxes: Mapping[str, int] = {}
+    files: Mapping[str, int] = {}
     swapped: Mapping[str, int] = {}
 
 

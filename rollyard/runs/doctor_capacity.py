@@ -1,7 +1,9 @@
 """How many agents of each kind this machine carries, found by running some of each up to a model call that is held.
 
-An agent's memory there is what bounds their number. Asleep it is what stays in memory when all else is paged out, with what zram
-takes to hold that; where swap is on a disk, the size of the swap bounds them too.
+An agent's memory there is what bounds their number. The pages of its program's files are in memory once, however many run, so
+they are counted once: of codex they are 170 MB, which three of them would seem to hold in addition to 33 MB each. Asleep an agent
+is what stays in memory when all else is paged out, with what zram takes to hold that; where swap is on a disk, the size of the
+swap bounds them too.
 """
 
 from __future__ import annotations
@@ -23,16 +25,18 @@ from rollyard.runs.run.admission import HEAD_ROOM
 from rollyard.sandbox import backend
 from rollyard.sandbox.local.backend import LocalBackend
 
-COUNT = 3  # of each kind: what they share is shared among several
+COUNT = 3  # of each kind
 MB = 2**20
 _SETTLE_S = 2.0
 
 
 class AgentCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """`*_mb` are of one agent. What was not measured is None, and `problem` says why."""
+    """`shared_mb` is what all agents of this kind hold together; the other `*_mb` are what each has of its own. What was not
+    measured is None, and `problem` says why."""
 
     agent: str
     version: str | None = None
+    shared_mb: float | None = None
     awake_mb: float | None = None
     awake: int | None = None  # that the machine carries
     asleep_mb: float | None = None  # in memory, with what zram holds
@@ -107,25 +111,33 @@ async def measure_agent(place: LocalBackend, agent: Agent, count: int, *, asleep
 
 
 def weigh_awake(row: AgentCapacity, before: MemoryUse, now: MemoryUse, count: int) -> AgentCapacity:
-    each = sum(now.sandboxes.values()) / count
-    return msgspec.structs.replace(row, awake_mb=round(each / MB, 1), awake=int(_room(before) / each))
+    own, shared = split_memory(now, count)
+    return msgspec.structs.replace(
+        row, shared_mb=round(shared / MB, 1), awake_mb=round(own / MB, 1), awake=int(_room(before, shared) / own)
+    )
 
 
 def weigh_asleep(row: AgentCapacity, before: MemoryUse, now: MemoryUse, count: int, zram: int) -> AgentCapacity:
     """`zram` is what their pages take there, compressed."""
-    each, out = (sum(now.sandboxes.values()) + zram) / count, sum(now.swapped.values()) / count
-    room = _room(before)
-    carried = room / each
+    own, shared = split_memory(now, count, zram)
+    out, room = sum(now.swapped.values()) / count, _room(before, shared)
+    carried = room / own
     if out and before.swap_free / out < carried and row.awake_mb is not None:
         asleep = before.swap_free / out
-        carried = asleep + (room - asleep * each) / (row.awake_mb * MB)  # for the others there is no swap
+        carried = asleep + (room - asleep * own) / (row.awake_mb * MB)  # for the others there is no swap
     return msgspec.structs.replace(
-        row, asleep_mb=round(each / MB, 1), paged_out_mb=round(out / MB, 1), asleep=int(carried)
+        row, asleep_mb=round(own / MB, 1), paged_out_mb=round(out / MB, 1), asleep=int(carried)
     )
 
 
-def _room(use: MemoryUse) -> float:
-    return max(0.0, use.available - HEAD_ROOM * use.total)
+def split_memory(use: MemoryUse, count: int, zram: int = 0) -> tuple[float, int]:
+    """What each of `count` agents of one kind has of its own, with its share of `zram`, and what they hold together."""
+    shared = sum(use.files.values())
+    return (sum(use.sandboxes.values()) - shared + zram) / count, shared
+
+
+def _room(use: MemoryUse, shared: int) -> float:
+    return max(0.0, use.available - HEAD_ROOM * use.total - shared)
 
 
 def read_zram() -> int:

@@ -12,6 +12,7 @@ from rollyard.cli.main import app
 from rollyard.core.errors import ConfigError
 from rollyard.core.sandbox import MemoryUse
 from rollyard.runs.doctor_capacity import MB, AgentCapacity, examine_capacity, weigh_asleep, weigh_awake
+from rollyard.sandbox.local.memory import MachineMemory
 
 pytestmark = pytest.mark.anyio
 
@@ -19,16 +20,35 @@ BEFORE = MemoryUse(total=10_000 * MB, available=9_000 * MB, swap=20_000 * MB, sw
 ROW = AgentCapacity(agent="a")
 
 
-def use(held: int, swapped: int = 0) -> MemoryUse:
-    names = ("s1", "s2")
-    return MemoryUse(
-        total=0, available=0, sandboxes=dict.fromkeys(names, held * MB), swapped=dict.fromkeys(names, swapped * MB)
-    )
+def use(held: int, swapped: int = 0, files: int = 0) -> MemoryUse:
+    def each(mb: int) -> dict[str, int]:
+        return dict.fromkeys(("s1", "s2"), mb * MB)
+
+    return MemoryUse(total=0, available=0, sandboxes=each(held), files=each(files), swapped=each(swapped))
 
 
 def test_a_tenth_of_the_machine_stays_free():
     found = weigh_awake(ROW, BEFORE, use(100), 2)
     assert (found.awake_mb, found.awake) == (100.0, 80)
+
+
+def test_what_agents_of_one_kind_hold_together_counts_once():
+    found = weigh_awake(ROW, BEFORE, use(200, files=100), 2)
+    assert (found.shared_mb, found.awake_mb, found.awake) == (200.0, 100.0, 78)
+    found = weigh_asleep(found, BEFORE, use(120, 80, files=100), 2, zram=0)
+    assert (found.asleep_mb, found.asleep) == (20.0, 250 + (7800 - 250 * 20) // 100)
+
+
+def test_pages_of_files_are_told_apart_in_what_a_sandbox_holds(tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal: 8 kB\n")
+    for pid, child in ((1, "2"), (2, "")):
+        (tmp_path / f"{pid}/task/{pid}").mkdir(parents=True)
+        (tmp_path / f"{pid}/task/{pid}/children").write_text(child)
+        (tmp_path / f"{pid}/smaps_rollup").write_text(
+            f"Pss: {40 * pid} kB\nPss_File: {10 * pid} kB\nSwapPss: {pid} kB\n"
+        )
+    found = MachineMemory(tmp_path).read({"s": 1})
+    assert (found.sandboxes, found.files, found.swapped) == ({"s": 120 << 10}, {"s": 30 << 10}, {"s": 3 << 10})
 
 
 def test_asleep_what_zram_holds_counts_as_memory():
@@ -53,7 +73,9 @@ async def test_agents_are_measured_where_they_wait_for_a_model():
     (row,) = found.agents
     assert row.problem == ""
     assert row.awake_mb is not None and 3 < row.awake_mb < 100
-    assert row.awake == pytest.approx((found.available_mb - found.head_room_mb) / row.awake_mb, rel=0.1)
+    assert row.shared_mb is not None and 0 <= row.shared_mb < 100
+    room_mb = found.available_mb - found.head_room_mb - row.shared_mb
+    assert row.awake == pytest.approx(room_mb / row.awake_mb, rel=0.1)
     assert (row.asleep is None) == bool(found.no_sleep)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from rollyard.core.sandbox import MemoryUse
 from rollyard.sandbox.local.page_in import THREADS, Regions, find_resident, page_in
@@ -17,6 +18,14 @@ from rollyard.sandbox.local.page_out import check_right, page_out
 
 _LIMITS = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 _CACHE = ("inactive_file", "total_inactive_file")
+
+
+class ProcessMemory(NamedTuple):
+    """`files` is the part of what it holds that are pages of files."""
+
+    held: int = 0
+    files: int = 0
+    swapped: int = 0
 
 
 class MachineMemory:
@@ -40,8 +49,9 @@ class MachineMemory:
             available=available,
             swap=known.get("SwapTotal", 0),
             swap_free=known.get("SwapFree", 0),
-            sandboxes={name: held for name, (held, _) in each.items()},
-            swapped={name: swapped for name, (_, swapped) in each.items()},
+            sandboxes={name: one.held for name, one in each.items()},
+            files={name: one.files for name, one in each.items()},
+            swapped={name: one.swapped for name, one in each.items()},
         )
 
     def has_swap(self) -> bool:
@@ -82,19 +92,19 @@ class MachineMemory:
                     found += map(int, (task / "children").read_text().split())
         return found
 
-    def _measure(self, first: int) -> tuple[int, int]:
-        """What a sandbox holds, and what was paged out of it."""
+    def _measure(self, first: int) -> ProcessMemory:
+        """Of a sandbox."""
         each = [self._measure_process(pid) for pid in self.processes(first)]
-        return sum(held for held, _ in each), sum(swapped for _, swapped in each)
+        return ProcessMemory(*map(sum, zip(*each, strict=True)))
 
-    def _measure_process(self, pid: int) -> tuple[int, int]:
+    def _measure_process(self, pid: int) -> ProcessMemory:
         place = self._proc / str(pid)
         with contextlib.suppress(OSError, KeyError):
             known = self._fields(place / "smaps_rollup")
-            return known["Pss"], known.get("SwapPss", 0)
+            return ProcessMemory(known["Pss"], known.get("Pss_File", 0), known.get("SwapPss", 0))
         with contextlib.suppress(OSError, IndexError, ValueError):
-            return int((place / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"), 0
-        return 0, 0  # it ended meanwhile
+            return ProcessMemory(int((place / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+        return ProcessMemory()  # it ended meanwhile
 
     @staticmethod
     def _list(folder: Path) -> list[Path]:
