@@ -75,9 +75,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Dialect | None = None
     solution: str | None = None  # the path in the sandbox of the task's solution script, for the oracle
     allow_unsafe: bool = False
-    resumes: Literal["turn", "call"] | None = (
-        None  # goes on from its session: with the next turn, or at a call it was cut at
-    )
+    # Goes on from its session: with the next turn, or at a call it was cut at
+    resumes: Literal["turn", "call"] | None = None
 
     def __post_init__(self) -> None:
         check_sequences(self)

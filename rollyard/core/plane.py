@@ -35,10 +35,8 @@ RecordKind = Literal[
     "project",
     "build",
 ]
-KINDS_OF_INSTANCES: tuple[RecordKind, ...] = (
-    "rock_shell",
-    "e2b_program",
-)  # their scope is an instance, and they end with it
+# Their scope is an instance, and they end with it
+KINDS_OF_INSTANCES: tuple[RecordKind, ...] = ("rock_shell", "e2b_program")
 InstanceState = Literal["creating", "running", "paused", "deleting", "deleted", "expired", "failed"]
 
 

@@ -153,9 +153,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     workdir: bytes | None = None  # a tar of the working directory as the agent left it
     artifacts: Mapping[str, str] = {}  # name -> blob digest
     diff: str | None = None
-    writes: tuple[str, ...] | None = (
-        None  # paths that `diff` does not show and the agent wrote; None: the backend cannot tell
-    )
+    # Paths that `diff` does not show and the agent wrote; None: the backend cannot tell
+    writes: tuple[str, ...] | None = None
     parent_rollout: str | None = None  # that it branches off, at `parent_call` (`end`: after its last answer)
     parent_call: str | None = None
     replayed: int = 0  # calls that were answered as the parent's were; `calls` and `usage` are without them

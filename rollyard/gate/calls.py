@@ -57,9 +57,8 @@ class Calls:
     def __init__(self, log: CallLog | None, limits: GateLimits, counters: GateCounters) -> None:
         self.turnstile = Turnstile(limits.concurrent, queue=limits.queue, wait_s=limits.queue_s)
         self.policy_version: int | None = None
-        self._seen: WeakKeyDictionary[Policy, int] = (
-            WeakKeyDictionary()
-        )  # policy -> the newest version it answered with
+        # Policy -> the newest version it answered with
+        self._seen: WeakKeyDictionary[Policy, int] = WeakKeyDictionary()
         self._log = log
         self._limits = limits
         self._counters = counters
@@ -208,9 +207,8 @@ class Calls:
         try:
             await self._record_failure(session, turn, call, failure, refusal)
         finally:
-            del (
-                failure
-            )  # its traceback holds this frame: all that the failed call read would wait for the garbage collector
+            # Its traceback holds this frame: all that the failed call read would wait for the garbage collector
+            del failure
 
     async def _ask(self, session: Session, call: Call) -> Reply:
         lane, turnstile = session.lane, self.turnstile

@@ -128,10 +128,8 @@ def _dress(place: Path, status: os.stat_result, copy: _Copy, attributes: Mapping
         try:
             os.setxattr(place, name, value)
         except OSError as error:
-            if error.errno not in (
-                errno.ENOTSUP,
-                errno.EPERM,
-            ):  # the store's file system has none; only root may give some
+            if error.errno not in (errno.ENOTSUP, errno.EPERM):
+                # The store's file system has none; only root may give some
                 raise
     os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
 

@@ -99,9 +99,8 @@ class Exchange:
         self.answered = False
         self.gone = False
         self.status = 0
-        self.left: Callable[[], Any] | None = (
-            None  # called once when the reader goes away before the answer is complete
-        )
+        # Called once when the reader goes away before the answer is complete
+        self.left: Callable[[], Any] | None = None
         self.context: Any = None  # whatever `begin` wants to find again in `complete`
         self._pieces: list[bytes] | None = None
         self._chunked = False
@@ -207,9 +206,8 @@ class HttpConnection(asyncio.Protocol):
         self.paused = False
         self._incoming: Exchange | None = None  # the one being read
         self._waiting: deque[Exchange] | None = None  # came in the same read as `current`, behind it
-        self._unadmitted = (
-            False  # `_incoming` has its headers, and the service was not asked yet whether its body may be read
-        )
+        # `_incoming` has its headers, and the service was not asked yet whether its body may be read
+        self._unadmitted = False
         self._held: list[bytes] | None = None  # what came while `current` was being answered
         self._held_bytes = 0
         self._resting = False  # whether the transport was told to read no more

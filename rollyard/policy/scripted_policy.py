@@ -36,9 +36,8 @@ from rollyard.policy.toolbox import find_tool, shell_call, write_call
 Answering = Callable[[Call], Any | Awaitable[Any]]
 STEP = re.compile(r"^s(\d+)_\d+_")
 RESUME = re.compile(r"\[script turn (\d+)\]")  # in a summary, so that a compacted history goes on where it was
-FINISH_BY_SHELL = (
-    "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # agents that end by a command, not by text, say so in their prompt
-)
+# Agents that end by a command, not by text, say so in their prompt
+FINISH_BY_SHELL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 ONLY_WRITES = re.compile(r"^echo (?P<text>[^|&;<>`$]*?) ?> ?(?P<path>[\w./-]+)$")
 
 

@@ -130,10 +130,8 @@ class Checkpoints:
         while not self._over.wait(CHECKPOINT_S):
             self.owed.wait()
             self.owed.clear()
-            with (
-                suppress(sqlite3.Error),
-                closing(self._connect()) as raw,
-            ):  # the writer does it in the end, and says what fails
+            with suppress(sqlite3.Error), closing(self._connect()) as raw:
+                # The writer does it in the end, and says what fails
                 raw.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 

@@ -28,9 +28,8 @@ class Match(NamedTuple):
     continues: Continuation | None
     reason: str | None
     history: HistoryChange | None = None  # how it differs from its thread's latest call, where that was looked at
-    root: AttachPoint | None = (
-        None  # where it goes, unless its tokens say otherwise, when not even its first words are known
-    )
+    # Where it goes, unless its tokens say otherwise, when not even its first words are known
+    root: AttachPoint | None = None
 
 
 class AttachPoint(NamedTuple):

@@ -20,10 +20,8 @@ from rollyard.plane.engines.protocol import Engine
 from rollyard.plane.service.request_note import say_origin
 
 _MAX_LABELS = 64
-_RUN, _ROLLOUT = (
-    "rollyard.run",
-    "rollyard.rollout",
-)  # what a rollout writes on its sandbox, through whichever API it asks
+# What a rollout writes on its sandbox, through whichever API it asks
+_RUN, _ROLLOUT = ("rollyard.run", "rollyard.rollout")
 
 
 class CreateInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -56,9 +56,8 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None = None
     merged: MergeCounts | None = None  # None where no tokens were captured
     calls_per_row: float | None = None
-    saved_by_tree: float | None = (
-        None  # part of the rows' tokens that a trainer need not compute, where it trains on trees
-    )
+    # Part of the rows' tokens that a trainer need not compute, where it trains on trees
+    saved_by_tree: float | None = None
     invalid: int = 0  # scored attempts whose reward cannot be trusted
     reward_valid: Interval | None = None  # the mean without them, where there are some
 
@@ -115,13 +114,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return html.block(html.line(said), html.table(head, rows), *failures)
 
 
+# A field of `MergeCounts`, and where a rollout's line has it
 _MERGED = {
     "calls": "merged_calls",
     "rows": "merged_rows",
     "call_tokens": "call_tokens",
     "row_tokens": "row_tokens",
     "tree_tokens": "tree_tokens",
-}  # a field of `MergeCounts`, and where a rollout's line has it
+}
 KS = (1, 2, 4, 8, 16, 32, 64)
 
 

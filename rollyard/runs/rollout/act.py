@@ -69,13 +69,14 @@ async def _start(context: RolloutContext, prepared: Prepared, turn: AgentTurn, l
     rendered = agents.render(context.plan.agent, launch)
     for path, data in rendered.files.items():
         await sandbox.write(path, data, mode=0o600, user=user)
+    # The agent's own interpreters stay off the task's PATH
     env = {
         "PATH": facts.path,
         **resolve_env(task.env, readable_variables(task), where=f"task {task.id}"),
         **prepared.opened.variables,
         **_solution_env(context),
         **rendered.env,
-    }  # the agent's own interpreters stay off the task's PATH
+    }
     return await sandbox.start(rendered.argv or _NOTHING, env=env, cwd=facts.workdir, user=user)
 
 

@@ -136,9 +136,8 @@ class Run:
             await self._recover()
         else:
             await self._store.create_run(msgspec.to_builtins(self.config), id=self.id)
-        if (
-            not self._resumed
-        ):  # the process that began a named run may have died before all were kept; those that were stay
+        if not self._resumed:
+            # The process that began a named run may have died before all were kept; those that were stay
             await self._store.add_attempts(self.id, self._attempts())
         counts = await self._store.progress(self.id)
         self.done = counts.get("done", 0) + counts.get("failed", 0)

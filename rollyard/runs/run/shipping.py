@@ -34,15 +34,8 @@ T = TypeVar("T")
 PIECE = 4 << 20
 _LOOK_S = 5.0  # between looks at what other workers of this machine have fetched
 _UNPACK_S = 1800.0
-_PATHS = (
-    "source",
-    "build",
-    "compose",
-    "solution",
-    "workdir_files",
-    "image",
-    "tests",
-)  # fields of tasks that are host paths
+# Fields of tasks that are host paths
+_PATHS = ("source", "build", "compose", "solution", "workdir_files", "image", "tests")
 _SCRIPT = "scripted:"
 _TAR = ("tar", "--sort=name", "--mtime=@0", "--numeric-owner", "--xattrs", "--xattrs-include=*", "--format=pax")
 _SAME_ALWAYS = "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime"
@@ -183,10 +176,8 @@ def _images_of(work: Assignment, images: ImageStore) -> tuple[dict[str, tuple[st
         for kind, _, which in (ref.partition(":") for ref in (*record.stack, *sum(record.over.values(), ()))):
             if kind in ("tree", "layer"):
                 parts.append(f"{kind}s/{which}")
-        found[name] = (
-            *dict.fromkeys(parts),
-            f"images/{record.id}.json",
-        )  # the record last: what it names is there then
+        # The record last: what it names is there then
+        found[name] = (*dict.fromkeys(parts), f"images/{record.id}.json")
         if name != record.id:
             names[name] = record.id
     return found, names

@@ -87,10 +87,8 @@ class DockerPrograms(ProgramCalls):
                 truncated=output.truncated, duration_s=time.monotonic() - started,
             )  # fmt: skip
         except (asyncio.CancelledError, SandboxInterrupted):
-            with (
-                anyio.move_on_after(_GRACE_S, shield=True),
-                contextlib.suppress(SandboxError),
-            ):  # the first error is reported
+            with anyio.move_on_after(_GRACE_S, shield=True), contextlib.suppress(SandboxError):
+                # The first error is reported
                 await self._end(mark, user)
             raise
         if code == 125 and output.stderr.startswith(nonce.encode()):

@@ -266,10 +266,8 @@ class RemoteBackend:
         try:
             await self._images.carry_out(made, box, spec.boot_s)
         except BaseException:  # cancelled too: half of an image is of no use
-            with (
-                anyio.move_on_after(_CLEANUP_S, shield=True),
-                contextlib.suppress(Error),
-            ):  # the first error is reported
+            with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):
+                # The first error is reported
                 await self._delete(box.id)
             raise
 
@@ -301,10 +299,8 @@ class RemoteBackend:
             if not done.ok:
                 raise SandboxError(f"sandbox {box.id} could not be prepared: {done.text[-300:].strip()}")
         except BaseException:  # cancelled too: an unprepared sandbox has no owner to end it
-            with (
-                anyio.move_on_after(_CLEANUP_S, shield=True),
-                contextlib.suppress(Error),
-            ):  # the first error is reported
+            with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):
+                # The first error is reported
                 await self._delete(box.id)
             raise
         box.info = msgspec.structs.replace(box.info, expires_at=time.time() + spec.ttl_s)

@@ -118,18 +118,17 @@ if python3 -I -S /tests/log_check.py {_LOG} /tests/tests.json {_RECORD}; then re
 echo $reward > /logs/verifier/reward.txt
 """
 _ORIGINALS = "originals.tar.gz"  # test files of the base, where its repository is at hand
-_BASE = (
-    "/opt/base.git"  # the one commit of a tree that was built, where the agent's changes to it do not reach the judge
-)
+# The one commit of a tree that was built, where the agent's changes to it do not reach the judge
+_BASE = "/opt/base.git"
 _TOOLS = ("pip", "setuptools", "wheel")
-_TESTBED = re.compile(
-    r"(?:^|/)(?:sweb\.eval|swesmith)\."
-)  # images whose packages are in a conda environment of that name
+# Images whose packages are in a conda environment of that name
+_TESTBED = re.compile(r"(?:^|/)(?:sweb\.eval|swesmith)\.")
+# What their shells do at a login, for programs that are started by no login shell
 _ACTIVE = {
     "PATH": "/opt/miniconda3/envs/testbed/bin:/opt/miniconda3/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "CONDA_PREFIX": "/opt/miniconda3/envs/testbed",
     "CONDA_DEFAULT_ENV": "testbed",
-}  # what their shells do at a login, for programs that are started by no login shell
+}
 _INSTALL = "python -m pip install -e ."
 _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _COMMIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")

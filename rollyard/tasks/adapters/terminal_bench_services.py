@@ -15,9 +15,8 @@ import yaml
 
 from rollyard.core.errors import ConfigError
 
-_AGENT = (
-    "T_BENCH_TASK_DOCKER_CLIENT_CONTAINER_NAME"  # the harness gives this name to the container that the agent works in
-)
+# The harness gives this name to the container that the agent works in
+_AGENT = "T_BENCH_TASK_DOCKER_CLIENT_CONTAINER_NAME"
 _HARNESS = "${T_BENCH"
 _NO_EFFECT = ("container_name", "ports", "networks", "links", "platform", "stdin_open", "tty")
 _PLAIN = {"build": ".", "command": ["sh", "-c", "sleep infinity"]}  # the task's own Dockerfile, and nothing else

@@ -77,9 +77,8 @@ class RolloutJobs:
         tasks = await anyio.to_thread.run_sync(tasks_of, request, self._server)
         if request.callback is not None:
             self._check_callback(request.callback)
-        Run(
-            tasks, gate=self._gate, store=self._store, config=config, sandbox=self._backend
-        )  # what it refuses is reported now
+        # What it refuses is reported now
+        Run(tasks, gate=self._gate, store=self._store, config=config, sandbox=self._backend)
         now, job_id = time.time(), new_id("job")
         text = msgspec.json.encode(request).decode()
         job = RolloutJob(

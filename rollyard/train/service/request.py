@@ -71,9 +71,8 @@ def config_of(request: RolloutJobRequest, server: ServiceDefaults) -> RunConfig:
     if request.retries > MAX_RETRIES:
         raise ConfigError(f"retries {request.retries} is more than {MAX_RETRIES}")
     for name in request.agents:
-        if name != server.agent and name not in (
-            known := agents.names()
-        ):  # a path or a module is the operator's to name
+        if name != server.agent and name not in (known := agents.names()):
+            # A path or a module is the operator's to name
             raise UnknownName("agent", name, known)
     if "limits" in options:
         options["limits"] = msgspec.convert(options["limits"], Limits)

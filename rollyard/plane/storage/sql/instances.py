@@ -103,9 +103,8 @@ def admit(connection: Connection, owner: str, terms: AdmissionTerms, now: float)
     }
     if _CHARGE.count(connection, said):
         return
-    insert_new(
-        connection, owners, {"owner": owner, "used": 0, "next_at": 0.0}
-    )  # or wait for the transaction that inserts it
+    # Or wait for the transaction that inserts it
+    insert_new(connection, owners, {"owner": owner, "used": 0, "next_at": 0.0})
     if not _CHARGE.count(connection, said):
         row = connection.execute(select(owners).where(owners.c.owner == owner)).mappings().one()
         used = OwnerUsage(owner=owner, used=row["used"], quota=row["quota"], rate=row["rate"])
@@ -178,9 +177,8 @@ def end_many(
         .returning(instances.c.id, instances.c.owner)
     ).all()
     given_back = Counter(owner for _, owner in ended)
-    for owner, count in sorted(
-        given_back.items()
-    ):  # in one order everywhere, so that two sweeps cannot lock each other out
+    for owner, count in sorted(given_back.items()):
+        # In one order everywhere, so that two sweeps cannot lock each other out
         connection.execute(update(owners).where(owners.c.owner == owner).values(used=owners.c.used - count))
     if ended:
         add_history(connection, [(instance_id, at, state, reason) for instance_id, _ in ended])
