@@ -26,7 +26,7 @@ PromptSource = Literal["bridge", "bridged_by_id", "render", "engine"]
 PauseMode = Literal["abort", "wait", "keep"]  # what becomes of answers under way while a model server takes new weights
 
 REPLAYED = "replayed"  # the flaw of an answer that was sampled then, not now
-SAID = "said by the caller"  # the flaw of an answer that the caller wrote in place of the policy's
+GIVEN_BY_CALLER = "said by the caller"  # the flaw of an answer that the caller wrote in place of the policy's
 NO_THINKING = '{"enabled":false}'  # as `Sampling.reasoning`
 Ids = array  # array("i"): token ids
 Floats = array  # array("d"): logprobs

@@ -151,7 +151,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         return self.plan.on_timeout == "end" or self.state not in ("running", "paused")
 
 
-class Happening(msgspec.Struct, frozen=True, kw_only=True):
+class InstanceEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One line of an instance's history."""
 
     at: float
@@ -207,7 +207,7 @@ class WarmPool(msgspec.Struct, frozen=True, kw_only=True):
         return POOL_OWNER + self.name
 
 
-class Taking(msgspec.Struct, frozen=True, kw_only=True):
+class PoolClaim(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance from a pool becomes for the one who takes it."""
 
     owner: str

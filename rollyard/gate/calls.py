@@ -23,13 +23,13 @@ from rollyard.core.message import Message, Text
 from rollyard.core.node import Added
 from rollyard.core.protocols import CallLog, Policy
 from rollyard.gate.classify import KEPT_HEADERS, label
-from rollyard.gate.fairness import Turnstile
+from rollyard.gate.fairness import FairQueue
 from rollyard.gate.limits import GateLimits
 from rollyard.gate.metrics import GateCounters
 from rollyard.gate.pending import GateRefusal, PendingReader, PendingTurn
 from rollyard.gate.refusals import refusal_of, stop_reason
 from rollyard.gate.restore import note_shape, restore
-from rollyard.gate.session import GAVE_UP, PATIENCE_S, RefusedCall
+from rollyard.gate.session import EXCUSED_WAIT_S, GAVE_UP, RefusedCall
 from rollyard.net.http_server import Exchange
 from rollyard.wire import CODECS, Route
 from rollyard.wire.codec import Codec, WireRequest
@@ -55,7 +55,7 @@ class Calls:
     """Answers the calls of all sessions. One of these per gate."""
 
     def __init__(self, log: CallLog | None, limits: GateLimits, counters: GateCounters) -> None:
-        self.turnstile = Turnstile(limits.concurrent, queue=limits.queue, wait_s=limits.queue_s)
+        self.fair_queue = FairQueue(limits.concurrent, queue=limits.queue, wait_s=limits.queue_s)
         self.policy_version: int | None = None
         # Policy -> the newest version it answered with
         self._seen: WeakKeyDictionary[Policy, int] = WeakKeyDictionary()
@@ -211,15 +211,15 @@ class Calls:
             del failure
 
     async def _ask(self, session: Session, call: Call) -> Reply:
-        lane, turnstile = session.lane, self.turnstile
-        if not turnstile.enter_now(lane):
-            await turnstile.enter(lane)
+        lane, fair_queue = session.lane, self.fair_queue
+        if not fair_queue.enter_now(lane):
+            await fair_queue.enter(lane)
         version = self.policy_version
         try:
             session.calls += 1
             reply = await session.policy(call)
         finally:
-            turnstile.leave(lane)
+            fair_queue.leave(lane)
         session.charge(reply)
         if reply.finished_at is None:
             reply = msgspec.structs.replace(reply, finished_at=time.time())
@@ -294,7 +294,7 @@ class Calls:
             cause = refusal.message
         self._counters.count_refusal(refusal.status)
         status = failure.status if isinstance(failure, UpstreamError | GateError) else None
-        if failure is None and time.time() - call.received_at < PATIENCE_S:
+        if failure is None and time.time() - call.received_at < EXCUSED_WAIT_S:
             status = GAVE_UP
         reason = stop_reason(failure) if failure is not None else None
         session.refused = RefusedCall(cause=cause, status=status, model=call.model, reason=reason)

@@ -34,7 +34,7 @@ _log = Log("rollyard.gate")
 LOG_LINES = 100
 MAX_REFUSED = 50  # names of a provider's tools that are kept
 GAVE_UP = 499  # the agent left before its answer; nginx gave this number its meaning
-PATIENCE_S = 30.0  # an agent that waited so long for one answer had reason to leave
+EXCUSED_WAIT_S = 30.0  # an agent that waited so long for one answer had reason to leave
 
 
 class RefusedCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ import msgspec
 
 from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.branch_point import AFTER, END, RESUME_MARK, BranchPoint
-from rollyard.core.call import SAID, Call, CallRecord, Finish, Reply
+from rollyard.core.call import GIVEN_BY_CALLER, Call, CallRecord, Finish, Reply
 from rollyard.core.errors import BranchDiverged, ConfigError, Error
 from rollyard.core.ids import new_id
 from rollyard.core.message import Image, Message, Opaque, Text, ToolCall, ToolResult, canonical_json
@@ -97,27 +97,27 @@ def calls_before(recorded: Recorded, call: str) -> list[CallRecord]:
     ]
 
 
-class SaidCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GivenToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tool call of an answer that the caller wrote."""
 
     name: str
     arguments: Mapping[str, Any] = {}
 
 
-class SaidAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GivenAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An answer that the caller wrote: text, tool calls, or both."""
 
     text: str = ""
-    tool_calls: tuple[SaidCall, ...] = ()
+    tool_calls: tuple[GivenToolCall, ...] = ()
 
 
-def read_answer(text: str) -> SaidAnswer:
+def read_answer(text: str) -> GivenAnswer:
     """Plain text, or a JSON object with `text` and `tool_calls`."""
     if not text.lstrip().startswith("{"):
-        said = SaidAnswer(text)
+        said = GivenAnswer(text)
     else:
         try:
-            said = msgspec.json.decode(text, type=SaidAnswer)
+            said = msgspec.json.decode(text, type=GivenAnswer)
         except BAD_JSON as error:
             shape = '{"text": "...", "tool_calls": [{"name": "...", "arguments": {...}}]}'
             raise ConfigError(f"the answer is not one: {error}", hint=f"plain text, or {shape}") from error
@@ -126,18 +126,18 @@ def read_answer(text: str) -> SaidAnswer:
     return said
 
 
-def _said_reply(said: SaidAnswer) -> Reply:
+def _said_reply(said: GivenAnswer) -> Reply:
     calls = [ToolCall(new_id("said"), one.name, msgspec.json.encode(one.arguments).decode()) for one in said.tool_calls]
     parts = (*((Text(said.text),) if said.text else ()), *calls)
     finish: Finish = "tool_calls" if calls else "stop"
-    return Reply(message=Message("assistant", parts), finish=finish, trainable=False, flaws=(SAID,))
+    return Reply(message=Message("assistant", parts), finish=finish, trainable=False, flaws=(GIVEN_BY_CALLER,))
 
 
 def open_prefix(
     recorded: Recorded,
     point: BranchPoint,
     bodies: Mapping[str, bytes],
-    said: SaidAnswer | None = None,
+    said: GivenAnswer | None = None,
     *,
     resumed: bool = False,
 ) -> RecordedPrefix | ResumedPrefix:

@@ -16,7 +16,7 @@ from rollyard.core.limits import Limits
 from rollyard.core.printable import printable
 from rollyard.core.rollout import Rollout
 from rollyard.core.scratch import scratch
-from rollyard.runs.display.progress import Silent
+from rollyard.runs.display.progress import SilentDisplay
 from rollyard.runs.rollout.install_progress import INSTALLS
 from rollyard.runs.run.command import store_option
 from rollyard.runs.run.run_tasks import run
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 _LIMITS = Limits(agent=240, install=900)
 
 
-class _Narrator(Silent):
+class _Narrator(SilentDisplay):
     """Says in a line each what an agent does."""
 
     def __init__(self, say: Say) -> None:

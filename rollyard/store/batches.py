@@ -23,7 +23,7 @@ GATHER_S = 0.006  # the longest that writes which keep coming hold up a batch
 BUSY_S = 0.02  # writes that follow each other faster than this are load
 
 
-class Patience(NamedTuple):
+class GatherWait(NamedTuple):
     """How long a write waits for others: a share of its `took_s`, and at most so many seconds."""
 
     share: float
@@ -33,7 +33,7 @@ class Patience(NamedTuple):
         return min(self.share * getattr(work, "took_s", 0.0), self.most_s)
 
 
-NEAR, DISTANT = Patience(0.015, 0.01), Patience(0.05, 0.1)
+NEAR, DISTANT = GatherWait(0.015, 0.01), GatherWait(0.05, 0.1)
 
 
 class WaitingWork(NamedTuple):
@@ -81,7 +81,7 @@ class Batches:
 
     def __init__(self, take: Callable[[Batch], None], *, distant: bool = False) -> None:
         self._take, self._distant = take, distant
-        self._patience = DISTANT if distant else NEAR
+        self._gather_wait = DISTANT if distant else NEAR
         self._gathering: dict[asyncio.AbstractEventLoop, Batch] = {}
         self._newest = -math.inf  # when the last write came
 
@@ -94,7 +94,7 @@ class Batches:
         now = loop.time()
         due = now
         if self._distant or now - self._newest < BUSY_S:
-            due += self._patience.wait_s(work)
+            due += self._gather_wait.wait_s(work)
         self._newest = now
         if due < batch.due:
             batch.due = due

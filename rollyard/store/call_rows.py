@@ -31,7 +31,7 @@ decode_record = msgspec.msgpack.Decoder(CallRecord).decode
 _NO_TEXTS = msgspec.Raw(b"\x90")  # a list of none
 
 
-class NodeRest(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class RareNodeFields(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What few nodes have. Those of older versions end before the last."""
 
     inserted: tuple[tuple[int, int], ...] = ()
@@ -50,7 +50,7 @@ class StoredNode(msgspec.Struct, frozen=True, array_like=True, gc=False):
     message: Message | None
     ids: bytes | None
     logprobs: bytes | None
-    rest: NodeRest | None = None  # None when plain
+    rest: RareNodeFields | None = None  # None when plain
 
 
 class StoredBody(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -58,7 +58,7 @@ class StoredBody(msgspec.Struct, frozen=True, array_like=True, gc=False):
     data: bytes | Delta
 
 
-_PLAIN = NodeRest()
+_PLAIN = RareNodeFields()
 _decode_nodes = msgspec.msgpack.Decoder(tuple[StoredNode, ...]).decode
 _decode_bodies = msgspec.msgpack.Decoder(tuple[StoredBody, ...]).decode
 
@@ -155,9 +155,9 @@ def _stored_node(node: Node) -> StoredNode:
     )
 
 
-def _rest_of(node: Node) -> NodeRest:
+def _rest_of(node: Node) -> RareNodeFields:
     texts = msgspec.Raw(node.packed_texts) if node.packed_texts else _NO_TEXTS
-    return NodeRest(node.inserted, node.spans, node.trainable, texts, node.experts)
+    return RareNodeFields(node.inserted, node.spans, node.trainable, texts, node.experts)
 
 
 def _node(stored: StoredNode, messages: dict[int, Message]) -> Node:

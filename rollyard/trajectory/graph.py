@@ -15,7 +15,7 @@ from rollyard.core.delta import common_prefix
 from rollyard.core.experts import RoutedExperts
 from rollyard.core.message import Message
 from rollyard.core.node import Node
-from rollyard.trajectory.body_cache import Tips
+from rollyard.trajectory.body_cache import BodyCache
 from rollyard.trajectory.branch import path_to
 from rollyard.trajectory.lineage import ROOT, START, Lineage, WalkStep
 
@@ -26,7 +26,7 @@ class Graph:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.lineage = Lineage()
-        self.tips = Tips()
+        self.bodies = BodyCache()
         self._ends: list[int | None] = []  # tokens up to and with each node; None where some delta is unknown
         self._first: dict[bytes, int] = {}  # message digest -> the first node that holds it
         self._answers: list[tuple[int, int]] = []  # (end, node) of the sampled ones whose end is known, in order

@@ -125,10 +125,10 @@ async def test_a_worker_that_is_late_itself_is_patient_with_others(postgres_url)
     async with Store.open(postgres_url) as store:
         lease = await claim_one(store)
         async with keeping(store, lease) as keeper, Store.open(postgres_url) as other:
-            assert keeper.patience_s == 0
+            assert keeper.grace_s == 0
             hold = text("SELECT pg_sleep(2) FROM (SELECT id FROM attempts WHERE id = 'a0' FOR UPDATE) held")
             await other.database.write(lambda c: c.execute(hold) and None)
-            assert keeper.patience_s == STILL * LEASE_S
+            assert keeper.grace_s == STILL * LEASE_S
 
 
 async def test_few_end_at_once_while_the_loop_is_late_and_more_once_it_keeps_up():

@@ -31,11 +31,11 @@ from rollyard.core.log import Log
 from rollyard.core.plane import (
     RENEW_S,
     EnvSpec,
-    Happening,
     Instance,
+    InstanceEvent,
     InstanceState,
     OwnerUsage,
-    Taking,
+    PoolClaim,
     WarmPool,
 )
 from rollyard.core.protocols import Sandbox
@@ -126,7 +126,7 @@ class Instances:
     ) -> Instance | None:
         """One that waits in the pool and lives; None when there is none, and one is made."""
         plan = msgspec.json.decode(pool.plan, type=CreateInstance)
-        taking = Taking(
+        claim = PoolClaim(
             owner=owner,
             at=self.clock(),
             run_id=run_of(wanted),
@@ -135,7 +135,7 @@ class Instances:
             idle_ttl_s=wanted.idle_ttl_s,
         )
         while True:
-            taken = await self._store.take(pool, taking, terms=self.settings.terms, request=request)
+            taken = await self._store.take(pool, claim, terms=self.settings.terms, request=request)
             self.wanted.set()
             if taken is None or not taken[1]:
                 return taken[0] if taken else None
@@ -223,7 +223,7 @@ class Instances:
         await self._store.end(found.id, "failed", at=self.clock(), reason="its engine lost it")
         return await self.record(found.id)
 
-    async def history(self, instance_id: str) -> list[Happening]:
+    async def history(self, instance_id: str) -> list[InstanceEvent]:
         await self._store.get_instance(instance_id)
         return await self._store.history(instance_id)
 

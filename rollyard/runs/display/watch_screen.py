@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from rollyard.core.errors import MissingExtra
 from rollyard.core.printable import printable
-from rollyard.runs.display.watch import Flying, in_flight
+from rollyard.runs.display.watch import RunningRollout, in_flight
 from rollyard.store import Store
 from rollyard.store.listing import ShownRollout
 from rollyard.store.values import RolloutQuery, RolloutRow, RunInfo
@@ -156,7 +156,7 @@ class WatchApp(App[None]):
         return ShownRollout(await self._store.get_rollout(rollout_id), events).text("all")
 
 
-def _running_cells(one: Flying) -> tuple[str, ...]:
+def _running_cells(one: RunningRollout) -> tuple[str, ...]:
     number = "" if one.attempt is None else str(one.attempt)
     return (one.task or one.id, number, one.agent, one.policy or "-", one.stage, "", "", "", "", "")
 

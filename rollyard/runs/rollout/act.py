@@ -120,7 +120,7 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
                 record.note(status="budget", stop_reason=spent)
     except StageFailed as failed:
         if isinstance(failed.error, AgentTimeout):
-            outage = model_outage.find_outage(session, context.plan.model, patience_s=limit_s / 2)
+            outage = model_outage.find_outage(session, context.plan.model, excused_wait_s=limit_s / 2)
             if outage is not None:
                 raise StageFailed("wait", "policy", outage) from failed
             if (off := _find_divergence(context, session)) is not None:

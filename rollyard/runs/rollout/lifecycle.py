@@ -66,7 +66,7 @@ from rollyard.runs.rollout.user_turns import converse, open_user
 from rollyard.tasks import steps
 from rollyard.tasks.grade import is_directory
 from rollyard.tasks.network import asks_public, is_public
-from rollyard.tasks.planted_files import Before
+from rollyard.tasks.planted_files import StateBefore
 
 CLEANUP_S = 30.0
 
@@ -113,7 +113,7 @@ async def rollout(
             with anyio.move_on_after(CLEANUP_S, shield=True):
                 await remove_snapshots((record.rollout,), backend)
             raise
-        if opened is not None and plan.pace is not None:
+        if opened is not None and plan.pauses is not None:
             await _hold_open(context, opened)
     trace_rollout(record.rollout)
     return record.rollout
@@ -369,7 +369,7 @@ async def _prepare(context: RolloutContext, opened: OpenedSandbox, prefix: str) 
 
 async def _begin_task(
     context: RolloutContext, sandbox: Sandbox, facts: prepare.SandboxFacts, deadline: Deadline
-) -> tuple[collect.DirectoryCopy, Before | None]:
+) -> tuple[collect.DirectoryCopy, StateBefore | None]:
     task = context.task
     await sandbox.mkdir(prepare.HOME, user=task.user)
     await prepare.put_files(sandbox, task.files, facts.workdir, task.user)

@@ -43,7 +43,7 @@ def rollout_spec(plan: RolloutPlan, task: Task, built: Built, layers: tuple[str,
     spec = task_spec(task, built, layers, labels={**plan.options.labels, **labels}, limits=plan.limits_for(task))
     return msgspec.structs.replace(
         spec,
-        ttl_s=spec.ttl_s + (plan.pace.ttl_s if plan.pace is not None else 0.0),
+        ttl_s=spec.ttl_s + (plan.pauses.ttl_s if plan.pauses is not None else 0.0),
         mounts=plan.options.mounts,
         min_isolation=plan.options.min_isolation,
         allow_unsafe=plan.options.allow_unsafe,

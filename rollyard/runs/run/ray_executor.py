@@ -97,7 +97,7 @@ class Ray:
             store=_reachable(given.store.where),
             slots=work.config.slots(nodes * self._per_node),
             sharers=self._per_node,
-            parcels=await pack_work(work, given.store),
+            shipment=await pack_work(work, given.store),
             gpus=0 if most else None,
             secrets=read_secrets(work.config.key_env),
         )

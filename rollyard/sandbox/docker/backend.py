@@ -27,10 +27,10 @@ from rollyard.sandbox.docker.disk import ContainerDiskWatch
 from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream, find_host
 from rollyard.sandbox.docker.faults import is_gone
 from rollyard.sandbox.docker.images import BuildRequest
-from rollyard.sandbox.docker.routes import NetnsWay, Route, Way
+from rollyard.sandbox.docker.routes import NetnsAccess, PortAccess, Route
 from rollyard.sandbox.gpus import SHARE, GpuPool, find_held
 from rollyard.sandbox.pending import PendingSandbox
-from rollyard.sandbox.relay import RelayWay
+from rollyard.sandbox.relay import RelayAccess
 from rollyard.sandbox.retry import OpenLimits, Throttle, retry_open
 from rollyard.sandbox.teardown import Owned, delete_all, not_deleted, one_by_one
 
@@ -304,19 +304,19 @@ class DockerBackend:
             info,
             self.capabilities,
             env=env,
-            way=lambda box: self._way(box, found),
+            access=lambda box: self._access(box, found),
             lifeline=lifeline,
             forget=self.forget,
         )
 
-    def _way(self, box: DockerSandbox, found: Mapping[str, Any]) -> Way:
+    def _access(self, box: DockerSandbox, found: Mapping[str, Any]) -> PortAccess:
         pid = found["State"].get("Pid") or 0
         if self.route == "netns" and netns.is_ours(pid, found["Id"]):
-            return NetnsWay(pid, box.id)
+            return NetnsAccess(pid, box.id)
         bound = [mount["Source"] for mount in found["Mounts"] if mount["Destination"] == container.SOCKET_DIR]
         if self.route == "socket" and bound:
-            return RelayWay(partial(routes.over_socket, box, Path(bound[0])), box.id)
-        return RelayWay(partial(routes.over_exec, box), box.id)
+            return RelayAccess(partial(routes.over_socket, box, Path(bound[0])), box.id)
+        return RelayAccess(partial(routes.over_exec, box), box.id)
 
     def forget(self, sandbox_id: str) -> None:
         self._boxes.pop(sandbox_id, None)

@@ -24,7 +24,7 @@ from rollyard.sandbox.paths import ROOT
 from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.remote.box import RemoteSandbox
 from rollyard.sandbox.remote.errors import SecretFilter, gone_error, translate_errors
-from rollyard.sandbox.remote.images import MadeImage, RemoteImages
+from rollyard.sandbox.remote.images import BuiltImage, RemoteImages
 from rollyard.sandbox.remote.provider import FoundSandbox, SandboxLink, SandboxProvider, SandboxRequest
 from rollyard.sandbox.retry import LOOKS, OpenLimits, Throttle, retry_open
 from rollyard.sandbox.teardown import Owned, delete_all, not_deleted, to_reap
@@ -248,7 +248,7 @@ class RemoteBackend:
             self._leases[box.id] = asyncio.create_task(self._hold(box), name=f"rollyard-lease-{box.id}")
         return box
 
-    def _with_image(self, spec: SandboxSpec) -> tuple[SandboxSpec, MadeImage | None]:
+    def _with_image(self, spec: SandboxSpec) -> tuple[SandboxSpec, BuiltImage | None]:
         """A spec with what its image's Dockerfile says about programs, where this backend built it."""
         made = self._images.find(spec.image)
         if made is None:
@@ -262,7 +262,7 @@ class RemoteBackend:
             user=spec.user or built.user,
         ), made
 
-    async def _carry_out(self, made: MadeImage, box: RemoteSandbox, spec: SandboxSpec) -> None:
+    async def _carry_out(self, made: BuiltImage, box: RemoteSandbox, spec: SandboxSpec) -> None:
         try:
             await self._images.carry_out(made, box, spec.boot_s)
         except BaseException:  # cancelled too: half of an image is of no use

@@ -24,7 +24,7 @@ from rollyard.core.sandbox import Capabilities, SandboxInfo
 from rollyard.sandbox import job_shim
 from rollyard.sandbox.job_shim import ShimJob
 from rollyard.sandbox.paths import ROOT
-from rollyard.sandbox.relay import HostRelay, RelayWay, program
+from rollyard.sandbox.relay import HostRelay, RelayAccess, program
 from rollyard.sandbox.relay.filepair import HostFilePair
 from rollyard.sandbox.remote.errors import translate_errors
 from rollyard.sandbox.remote.files import RemoteFiles
@@ -83,7 +83,7 @@ class RemoteSandbox(RemoteFiles):
         self.lease_s, self.paused = math.inf, False
         self._own, self._forget = own, forget
         self._killing = asyncio.Lock()
-        self._way = RelayWay(self._start_relay, self.id)
+        self._access = RelayAccess(self._start_relay, self.id)
         self._log = Log(f"rollyard.sandbox.{info.backend}")
 
     async def ask(self, call: Awaitable[T], *, timeout: float = _CALL_S) -> T:
@@ -119,10 +119,10 @@ class RemoteSandbox(RemoteFiles):
         await job_shim.kill_all(self.plain)
 
     async def listen(self, port: int = 0) -> Listener:
-        return await self._way.listen(port)
+        return await self._access.listen(port)
 
     async def dial(self, port: int) -> ByteStream:
-        return await self._way.dial(port)
+        return await self._access.dial(port)
 
     async def _start_relay(self, stack: AsyncExitStack) -> HostRelay:
         argv, link = program.command(await self.repeat_script(program.FIND)), self._link
@@ -209,7 +209,7 @@ class RemoteSandbox(RemoteFiles):
             )
             self._dead = True
             self._forget(self.id)
-        await self._way.aclose()
+        await self._access.aclose()
         self.close_link()
         return done
 

@@ -17,7 +17,7 @@ from rollyard.plane.engines.protocol import START_JOB
 from rollyard.plane.http.wire import answer, body, number, raw_body
 from rollyard.plane.service.access import check_visible, owner_for
 from rollyard.plane.service.create_request import CreateInstance
-from rollyard.plane.service.shapes import happening_json, instance_json, rfc3339
+from rollyard.plane.service.shapes import instance_event_json, instance_json, rfc3339
 from rollyard.plane.service.watch import until_not
 
 MAX_FILE = 64 * 2**20
@@ -134,7 +134,7 @@ async def delete_instances(call: ApiCall) -> Response:
 async def get_history(call: ApiCall) -> Response:
     own = await _own(call)
     lines = await call.parts.instances.history(own.id)
-    return answer({"instance": instance_json(own), "history": [happening_json(line) for line in lines]})
+    return answer({"instance": instance_json(own), "history": [instance_event_json(line) for line in lines]})
 
 
 async def heartbeat(call: ApiCall) -> Response:

@@ -43,7 +43,7 @@ from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.parts import PlaneParts
 from rollyard.plane.service.access import check_visible
 from rollyard.plane.service.instances import CreateInstance
-from rollyard.plane.service.shelf import Shelf
+from rollyard.plane.service.typed_records import TypedRecords
 
 _KEYLESS = ApiKey(id="e2b", digest=b"", role="owner", owner="local", created_at=0.0)
 _LOOK_S = 0.1
@@ -54,7 +54,7 @@ class InstanceBoxes:
     def __init__(self, plane: PlaneParts, *, secret: bytes, anonymous: bool = False) -> None:
         self._instances, self._access, self._anonymous = plane.instances, plane.access, anonymous
         self.clock = plane.clock
-        self._programs = Shelf(plane.store, "e2b_program", E2bProgram, clock=plane.clock)
+        self._programs = TypedRecords(plane.store, "e2b_program", E2bProgram, clock=plane.clock)
         self.tokens, self.templates = SandboxTokens(secret), Templates(plane.store, clock=plane.clock)
         self.builds = plane.builds  # what its steps may reach is the operator's word for all builds
         self._boxes: dict[str, E2bSandbox] = {}

@@ -20,14 +20,14 @@ from rollyard.core.plane import (
     AdmissionTerms,
     ApiKey,
     EnvRecord,
-    Happening,
     Instance,
+    InstanceEvent,
     InstanceState,
     OwnedKind,
     OwnerUsage,
     PlaneRecord,
+    PoolClaim,
     RecordKind,
-    Taking,
     WarmPool,
 )
 from rollyard.core.plane_tables import SweepLease, TableQuery
@@ -172,10 +172,10 @@ class RedisPlane(RedisHub):
                 return counted
             last = ids[-1]
 
-    async def history(self, instance_id: str) -> list[Happening]:
+    async def history(self, instance_id: str) -> list[InstanceEvent]:
         lines = await self._row(self._keys.history(instance_id))
         events = [msgspec.json.decode(lines[number]) for number in sorted(lines, key=int)]
-        return [Happening(at=at, state=state, reason=reason) for at, state, reason in events]
+        return [InstanceEvent(at=at, state=state, reason=reason) for at, state, reason in events]
 
     async def set_terms(self, owner: str, **terms: Any) -> OwnerUsage:
         return await self._change(lambda change: self._rows.set_terms(change, owner, terms))
@@ -220,11 +220,11 @@ class RedisPlane(RedisHub):
         return await self._change(work)
 
     async def take(
-        self, pool: WarmPool, taking: Taking, *, terms: AdmissionTerms, request: Request | None
+        self, pool: WarmPool, claim: PoolClaim, *, terms: AdmissionTerms, request: Request | None
     ) -> tuple[Instance, bool] | None:
         async def work(change: Change) -> tuple[Instance, bool] | None:
             waiting = await self._after(self._keys.of_owner(pool.owner, live=True), None, _WAITING)
-            return await self._rows.take(change, waiting, pool, taking, terms, request)
+            return await self._rows.take(change, waiting, pool, claim, terms, request)
 
         return await self._change(work)
 

@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from rollyard.core.errors import PlaneConflict, PlaneError, PlaneNotFound, PlaneQuota, PlaneRateLimited
-from rollyard.core.plane import AdmissionTerms, Happening, Instance, InstancePlan, InstanceState, OwnerUsage
+from rollyard.core.plane import AdmissionTerms, Instance, InstanceEvent, InstancePlan, InstanceState, OwnerUsage
 from rollyard.plane.storage.sql.insert import insert_new
 from rollyard.plane.storage.sql.prepared import PreparedStatement
 from rollyard.store.database import Put
@@ -227,11 +227,11 @@ def list_instances(
     return [record(row) for row in connection.execute(query).mappings()]
 
 
-def history_of(connection: Connection, instance_id: str) -> list[Happening]:
+def history_of(connection: Connection, instance_id: str) -> list[InstanceEvent]:
     rows = connection.execute(
         select(history).where(history.c.instance_id == instance_id).order_by(history.c.seq)
     ).mappings()
-    return [Happening(at=row["at"], state=row["state"], reason=row["reason"]) for row in rows]
+    return [InstanceEvent(at=row["at"], state=row["state"], reason=row["reason"]) for row in rows]
 
 
 def list_changed(connection: Connection, *, owner: str | None, since: float, limit: int) -> list[Instance]:

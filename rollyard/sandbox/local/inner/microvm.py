@@ -67,7 +67,7 @@ def boot(plan: dict[str, Any], control: socket.socket) -> Microvm:
         pids = {_fork(lambda: _serve_files(settings, served.fileno()), {served.fileno()})}
         pids.add(_fork(lambda: _run_machine(settings, theirs.fileno()), {theirs.fileno()}))
         kept = {ours.fileno(), door.fileno(), far.fileno()}
-        pids.add(_fork(lambda: Courier(ours.fileno(), door, far).serve(), kept))
+        pids.add(_fork(lambda: PortBridge(ours.fileno(), door, far).serve(), kept))
     ours.close()
     _wait_until_ready(link, control, settings["boot_s"])
     return Microvm(pids, link)
@@ -179,7 +179,7 @@ def _run_machine(settings: dict[str, Any], port: int) -> NoReturn:
 # -- the courier
 
 
-class Courier:
+class PortBridge:
     """Carries between the guest's port and the clients of `door`. `link` is told once that the guest is ready."""
 
     def __init__(self, port: int, door: socket.socket, link: socket.socket) -> None:

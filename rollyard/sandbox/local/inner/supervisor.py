@@ -74,7 +74,7 @@ class Supervisor:
         for fd in (wake, self._listener.fileno(), *self._clients, *([] if link < 0 else [link])):
             self._poller.register(fd, select.POLLIN)
         while True:
-            for fd, _event in self._poller.poll(self._patience()):
+            for fd, _event in self._poller.poll(self._poll_ms()):
                 if fd == wake:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake, 4096)
@@ -95,7 +95,7 @@ class Supervisor:
             self._end_all()
         os._exit(0)
 
-    def _patience(self) -> float:
+    def _poll_ms(self) -> float:
         now = time.monotonic()
         left = self._expires - now
         if self._idle is not None:
