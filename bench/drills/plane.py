@@ -218,11 +218,11 @@ async def drill_watched(system: DrillSystem, left: Leftovers, name: str, fault: 
         await until_done(work, made)
         counts = await count_records(system, made)
         for key in made.values():
-            await system.try_replicas(lambda plane, key=key: gone(plane, key))
+            await system.try_replicas(lambda plane, key=key: wait_until_gone(plane, key))
         counts["leases"] = await settle(system, left)
         for one in system.replicas:
             one.kill()
-        remains = await left.after()
+        remains = await left.wait_until_none()
     except (PlaneError, TimeoutError, OSError) as error:
         problem = f"{type(error).__name__}: {error}"
     finally:
@@ -261,14 +261,14 @@ async def settle(system: DrillSystem, left: Leftovers) -> int:
     while True:
         await system.try_replicas(lambda plane: plane.json("POST", "/v1/sweep"))
         usage = await system.try_replicas(lambda plane: plane.usage())
-        remains = await left.after(1)
+        remains = await left.wait_until_none(1)
         there = any(count for name, count in remains.items() if name != "processes")
         if (not usage["used"] and not there) or time.monotonic() > end:
             return usage["used"]
         await asyncio.sleep(3)
 
 
-async def gone(plane: Plane, instance_id: str) -> None:
+async def wait_until_gone(plane: Plane, instance_id: str) -> None:
     try:
         await plane.instances.delete(instance_id)
     except PlaneNotFound:

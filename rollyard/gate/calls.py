@@ -191,7 +191,7 @@ class Calls:
                 await session.before_answer(call, turn.recorded is not None)
             reply = turn.recorded or self._stop(session, call) or await self._ask(session, asked)
             body = first.encode(reply)
-            added = _place(session, turn, call, reply)
+            added = _add_to_trajectory(session, turn, call, reply)
             reply = _replayable(call, reply)  # a token is an object: they go while they are in the processor's cache
             await self._commit(session, turn, added)
         except asyncio.CancelledError:  # only we cancel this task: the rollout closed, time ran out, no reader is left
@@ -302,7 +302,7 @@ class Calls:
         if session.broken is None:
             try:
                 async with asyncio.timeout(self._limits.commit_s):
-                    await self._commit(session, turn, _place(session, turn, call, None, cause, status))
+                    await self._commit(session, turn, _add_to_trajectory(session, turn, call, None, cause, status))
             except Exception as error:  # noqa: BLE001 - the agent must still get its answer; the session is marked broken
                 refusal_of(error, call.dialect, rollout_id=session.rollout_id, call_id=call.id)
         turn.refuse(refusal)
@@ -312,7 +312,7 @@ class Calls:
         """What a rollout begins with that its agent does not ask for: recorded as if it had."""
         for call, reply in history:
             async with asyncio.timeout(self._limits.commit_s):
-                await self._commit(session, None, _place(session, None, call, reply))
+                await self._commit(session, None, _add_to_trajectory(session, None, call, reply))
             session.note_recorded(reply)
         if history:
             note_shape(session, session.trajectory)
@@ -326,7 +326,7 @@ class Calls:
         async with asyncio.timeout(self._limits.call_s):
             reply = await policy(call)
         async with asyncio.timeout(self._limits.commit_s):
-            await self._commit(session, None, _place(session, None, call, reply))
+            await self._commit(session, None, _add_to_trajectory(session, None, call, reply))
         return reply
 
     # -- calls that no policy turn answers
@@ -346,7 +346,7 @@ class Calls:
         counter: Any = getattr(session.policy, "count_tokens", None)
         counted = await counter(call) if counter is not None else None
         async with asyncio.timeout(self._limits.commit_s):
-            await self._commit(session, None, _place(session, None, call, None))
+            await self._commit(session, None, _add_to_trajectory(session, None, call, None))
         exchange.respond(200, codec.count_tokens(estimate(call) if counted is None else counted))
 
     async def stop_if_spent(self, session: Session, route: Route, exchange: Exchange) -> bool:
@@ -408,7 +408,7 @@ def estimate(call: Call) -> int:
     return max(1, len(call.raw) // 4)
 
 
-def _place(
+def _add_to_trajectory(
     session: Session,
     turn: PendingTurn | None,
     call: Call,

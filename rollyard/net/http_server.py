@@ -249,7 +249,7 @@ class HttpConnection(asyncio.Protocol):
         if self.current is None:
             self._feed(data)
         else:
-            self._hold(data)
+            self._hold_back(data)
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -259,7 +259,7 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserError:
             self._unreadable("this is not a well-formed HTTP/1.1 request")
 
-    def _hold(self, data: bytes) -> None:
+    def _hold_back(self, data: bytes) -> None:
         """Requests behind the one that is being answered wait unread. Up to a little more than one read of them is kept, so
         that a reader who leaves is still seen; beyond that the kernel keeps the sender waiting."""
         if self._held is None:

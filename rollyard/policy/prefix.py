@@ -200,7 +200,7 @@ class RecordedPrefix:
             raise self.diverged
         return self._pin(call), None
 
-    def unreached(self) -> Error:
+    def unreached_error(self) -> Error:
         given = sum(self._given.values())
         return BranchDiverged(
             f"the agent ended before the branch point {self.point}: it made {given} of the parent's "
@@ -208,7 +208,7 @@ class RecordedPrefix:
             hint="its log tells why (`rollyard show ROLLOUT --log`); --limits agent=SECONDS gives it more time",
         )
 
-    def _left(self) -> list[RecordedCall]:
+    def _list_left(self) -> list[RecordedCall]:
         return [known for known in self._calls if not self._given[known.record.id]]
 
     def _find_equal(self, call: Call) -> RecordedCall | None:
@@ -220,7 +220,7 @@ class RecordedPrefix:
 
     def _find_alike(self, call: Call) -> RecordedCall | None:
         tools = tools_digest_of(call)
-        same_tools = (known for known in self._left() if known.record.tools_digest == tools)
+        same_tools = (known for known in self._list_left() if known.record.tools_digest == tools)
         return next((known for known in same_tools if are_alike(known.messages, call.messages)), None)
 
     def _give(self, call: Call, found: RecordedCall) -> tuple[Call, Reply | None]:
@@ -234,7 +234,7 @@ class RecordedPrefix:
         return call, None if reply is None else msgspec.structs.replace(reply, started_at=now, finished_at=now)
 
     def _is_past_end(self, call: Call) -> bool:
-        return all(known.record.kind != call.kind for known in self._left())
+        return all(known.record.kind != call.kind for known in self._list_left())
 
     def _pin(self, call: Call) -> Call:
         """Past the branch point: the history that the parent's words stood for once is in the parent's words again."""
@@ -242,7 +242,7 @@ class RecordedPrefix:
         return call if not self.pinned or last is None else pin(call, last.messages)
 
     def _refuse(self, call: Call) -> Error:
-        left = self._left()
+        left = self._list_left()
         near = next((known for known in left if len(known.messages) == len(call.messages)), None)
         near = near or (left[0] if left else self._calls[-1])
         return _divergence(
@@ -284,7 +284,7 @@ class ResumedPrefix:
         self.pinned = int(pinned is not call)
         return pinned, self._said
 
-    def unreached(self) -> Error:
+    def unreached_error(self) -> Error:
         return BranchDiverged(
             f"the agent ended before the branch point {self.point}: it did not go on from its session",
             hint="its log tells why (`rollyard show ROLLOUT --log`); --how replay runs it again",

@@ -82,12 +82,12 @@ class Replay:
     async def __call__(self, call: Call) -> Reply:
         given = self._given.setdefault(call.rollout_id, Counter())
         found = self._exact.get(chain_of(tools_digest_of(call), call.messages))
-        take = least_given(found, given) if found else self._differing(call, given)
+        take = least_given(found, given) if found else self._find_differing(call, given)
         given[take.record.id] += 1
         now = time.time()
         return msgspec.structs.replace(take.reply, started_at=now, finished_at=now)
 
-    def _differing(self, call: Call, given: Counter[str]) -> RecordedExchange:
+    def _find_differing(self, call: Call, given: Counter[str]) -> RecordedExchange:
         depth = (call.kind, answers_in(call.messages))
         near = [take for take in self._takes if take.depth == depth]
         nearest = least_given(near, given) if near else None

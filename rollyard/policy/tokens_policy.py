@@ -187,7 +187,7 @@ class TokensPolicy:
     async def _sample(self, call: Call, engine: TokenServer, ask: TokenRequest) -> SampledAnswer:
         """One completion. A server that aborts it for new weights is asked to go on from the ids it gave: the parts are one
         completion, each with its own version."""
-        found = await self._once(call, engine, ask)
+        found = await self._sample_once(call, engine, ask)
         for _ in range(MAX_RESUMES):
             if not found.aborted:
                 return found
@@ -197,10 +197,10 @@ class TokensPolicy:
             if not found.ids:
                 await asyncio.sleep(RESUME_S)  # it has not begun again yet
             rest = msgspec.structs.replace(ask, prompt=ask.prompt + found.ids, max_tokens=left)
-            found = join_answers(found, await self._once(call, engine, rest))
+            found = join_answers(found, await self._sample_once(call, engine, rest))
         raise UpstreamError(f"{engine.name} aborted the request {MAX_RESUMES} times", status=503)
 
-    async def _once(self, call: Call, engine: TokenServer, ask: TokenRequest) -> SampledAnswer:
+    async def _sample_once(self, call: Call, engine: TokenServer, ask: TokenRequest) -> SampledAnswer:
         request = msgspec.json.encode(engine.request(ask))
         headers = self._headers | routing_headers(call.rollout_id)
         version = self.weights.version

@@ -46,7 +46,9 @@ async def run_demo(
     with scratch("demo") as folder:
         (task,) = Taskset.load(new_task(folder / "hello"))
         say(f"The task: {task.instruction.strip()}")
-        say(f"{agent} works on it in a sandbox without a network; {_who(base_url)} answers its model calls.\n")
+        say(
+            f"{agent} works on it in a sandbox without a network; {_describe_model(base_url)} answers its model calls.\n"
+        )
         policy = f"scripted:{new_script(folder / 'script.yaml')}" if base_url is None else None
         (done,) = await run(
             task, agent=agent, policy=policy, base_url=base_url, model=model, key_env=key_env, store=store,
@@ -56,7 +58,7 @@ async def run_demo(
     return done
 
 
-def _who(base_url: str | None) -> str:
+def _describe_model(base_url: str | None) -> str:
     return "a script" if base_url is None else f"the model server at {base_url}"
 
 

@@ -108,13 +108,13 @@ async def measure_agent(place: LocalBackend, agent: Agent, count: int, *, asleep
 
 def weigh_awake(row: AgentCapacity, before: MemoryUse, now: MemoryUse, count: int) -> AgentCapacity:
     each = sum(now.sandboxes.values()) / count
-    return msgspec.structs.replace(row, awake_mb=round(each / MB, 1), awake=int(_room(before) / each))
+    return msgspec.structs.replace(row, awake_mb=round(each / MB, 1), awake=int(_usable_memory(before) / each))
 
 
 def weigh_asleep(row: AgentCapacity, before: MemoryUse, now: MemoryUse, count: int, zram: int) -> AgentCapacity:
     """`zram` is what their pages take there, compressed."""
     each, out = (sum(now.sandboxes.values()) + zram) / count, sum(now.swapped.values()) / count
-    room = _room(before)
+    room = _usable_memory(before)
     carried = room / each
     if out and before.swap_free / out < carried and row.awake_mb is not None:
         asleep = before.swap_free / out
@@ -124,7 +124,7 @@ def weigh_asleep(row: AgentCapacity, before: MemoryUse, now: MemoryUse, count: i
     )
 
 
-def _room(use: MemoryUse) -> float:
+def _usable_memory(use: MemoryUse) -> float:
     return max(0.0, use.available - HEAD_ROOM * use.total)
 
 

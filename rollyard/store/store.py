@@ -260,7 +260,7 @@ class Store(Records):
         """Events in order: those there are, or with `after` those past that number. A reader that goes on from the last number
         it was given misses none and sees none twice; on PostgreSQL it is given an event once all that were numbered before it
         are there too."""
-        find = partial(_events.between, run_id=run_id, rollout_id=rollout_id, name=name, limit=limit)
+        find = partial(_events.list_between, run_id=run_id, rollout_id=rollout_id, name=name, limit=limit)
         if after is None or self._order is None:
             return await self.database.read(partial(find, after=after or 0))
         return await self._order.follow(find, after)

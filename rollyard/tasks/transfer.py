@@ -63,7 +63,7 @@ async def take(
             if kind == "dir":
                 if left_out := await sandbox.download_dir(path, str(host), max_bytes=max_bytes):
                     notes.append(f"{path}: {describe_left_out(left_out)}")
-                await anyio.to_thread.run_sync(_wash, host, artifact.exclude)
+                await anyio.to_thread.run_sync(_remove_untransferable, host, artifact.exclude)
                 items.append(TakenPath(path=path, host=host, folder=True))
             elif kind == "file":
                 data = await sandbox.read(path, max_bytes=max_bytes)
@@ -82,7 +82,7 @@ def describe_left_out(entries: int) -> str:
     return f"entries left out that lie deeper than a path can name: {entries}"
 
 
-def _wash(root: Path, exclude: Sequence[str]) -> None:
+def _remove_untransferable(root: Path, exclude: Sequence[str]) -> None:
     """Remove from a downloaded tree what must not travel, going by directory descriptors: it may be of any shape."""
     for folder in folders.walk(root):
         prefix = f"{folder.path}/" if folder.names else ""
@@ -108,7 +108,7 @@ def _excludes(prefix: str, name: str, exclude: Sequence[str]) -> bool:
 async def put(load: TakenArtifacts, sandbox: Sandbox, *, user: str | None) -> None:
     """Each path replaces what the judge's image has there: a file the agent deleted must not come back."""
     for item in load.items:
-        if await _there(sandbox, item.path):
+        if await _exists(sandbox, item.path):
             await sandbox.remove(item.path)
         if item.folder:
             await sandbox.mkdir(item.path, user=user)
@@ -117,7 +117,7 @@ async def put(load: TakenArtifacts, sandbox: Sandbox, *, user: str | None) -> No
             await sandbox.write(item.path, item.host.read_bytes(), mode=item.host.stat().st_mode & 0o777, user=user)
 
 
-async def _there(sandbox: Sandbox, path: str) -> bool:
+async def _exists(sandbox: Sandbox, path: str) -> bool:
     try:
         await sandbox.stat(path)
     except PathError:

@@ -161,7 +161,7 @@ async def test_a_late_loop_takes_on_no_more_unless_it_has_nothing_to_do():
     load = LoopLoad(cores=2)
     load.note(LATE_S + 0.1)
     with anyio.fail_after(5):
-        await load.calm(lambda: False)
+        await load.wait_until_calm(lambda: False)
     with anyio.move_on_after(0.5) as waited:
-        await load.calm(lambda: True)
+        await load.wait_until_calm(lambda: True)
     assert waited.cancelled_caught

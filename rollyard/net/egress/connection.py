@@ -81,7 +81,7 @@ async def _send_up(
         if not head.websocket:
             await forward_body(head, incoming, send)
         if not head.websocket or not await switched:
-            await incoming.rest(_nowhere)
+            await incoming.rest(_discard)
             return
     await incoming.rest(send)
     writer.write_eof()
@@ -138,7 +138,7 @@ def _sender(writer: asyncio.StreamWriter) -> Send:
     return send
 
 
-async def _nowhere(data: bytes) -> None:
+async def _discard(data: bytes) -> None:
     """Where bytes go that belong to no request."""
 
 

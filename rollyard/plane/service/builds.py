@@ -91,7 +91,7 @@ class Builds:
                 await self._records.update(engine.name, digest, lambda _: done)
         if done.image is None:
             raise PlaneInvalid(f"{record.id} could not be built: {done.log}", hint="change its files and push again")
-        await self._store.own("snapshot", snapshot_id(done.image), record.owner, at=self._clock())
+        await self._store.add_owner("snapshot", snapshot_id(done.image), record.owner, at=self._clock())
         return replace(spec, image=done.image, env={**done.env, **spec.env}, start=spec.start or done.start)
 
     async def find(self, engine: str, owner: str, recipe: EnvBuild) -> BuildRecord | None:

@@ -112,7 +112,7 @@ def plan_instance(
     if is_path(plan.image) or "\0" in plan.image:
         hint = "add it on the server with `rollyard image add SOURCE --name NAME`"
         raise PlaneInvalid("an image is named, not given by a path of the server", hint=hint)
-    _honours(engine, engines, plan)
+    _check_engine(engine, engines, plan)
     if bool(plan.allowed_hosts) != (plan.network == "allowlist"):
         raise PlaneInvalid("network allowlist and allowed_hosts come together", hint="give both, or neither")
     for host in plan.allowed_hosts:
@@ -153,7 +153,7 @@ def rollout_of(wanted: CreateInstance) -> str | None:
     return wanted.rollout_id or wanted.labels.get("rollyard.rollout")
 
 
-def _honours(engine: Engine, engines: Mapping[str, Engine], plan: InstancePlan) -> None:
+def _check_engine(engine: Engine, engines: Mapping[str, Engine], plan: InstancePlan) -> None:
     needs = {
         "mounts": ("mount directories", bool(plan.mounts)),
         "arguments": ("start a program with arguments", bool(plan.start or plan.arguments)),

@@ -52,7 +52,7 @@ class Projects:
         data = await _read(parts)
         files = PushedFiles(sha256=hashlib.sha256(data).hexdigest(), context=_top_folder(data))
         await self._store.put_blob(files.sha256, data, owner=owner, at=self._clock())
-        await self._store.own("bundle", files.sha256, owner, at=self._clock())
+        await self._store.add_owner("bundle", files.sha256, owner, at=self._clock())
         return await self._records.update(owner, f"{name}@{version}", lambda _: files)
 
     async def find(self, owner: str, name: str, version: str) -> PushedFiles | None:

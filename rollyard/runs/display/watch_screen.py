@@ -109,7 +109,7 @@ class WatchApp(App[None]):
         """In the order given. Rows are only moved when the set of them changes, and the cursor stays on its rollout."""
         table = self.table
         if list(rows) != list(self._rows):
-            here = self._here()
+            here = self._selected()
             table.clear()
             for key, cells in rows.items():
                 table.add_row(*_style_cells(cells), key=key)
@@ -122,7 +122,7 @@ class WatchApp(App[None]):
                         table.update_cell(key, name, _style_cells(cells)[COLUMNS.index(name)])
         self._rows = dict(rows)
 
-    def _here(self) -> str:
+    def _selected(self) -> str:
         """The rollout under the cursor, or nothing."""
         names = list(self._rows)
         return names[self.table.cursor_row] if 0 <= self.table.cursor_row < len(names) else ""
@@ -144,7 +144,7 @@ class WatchApp(App[None]):
         await self.action_open()
 
     async def action_open(self) -> None:
-        here = self._here()
+        here = self._selected()
         if here and here in self._rows:
             self.push_screen(RolloutScreen(await self._text(here)))
 

@@ -115,7 +115,9 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
                 )
             if (off := _find_divergence(context, session)) is not None:
                 raise off
-            spent = model_outage.weigh(ending, session, agent=agent.name, model=context.plan.model, idle_s=limits.idle)
+            spent = model_outage.judge_ending(
+                ending, session, agent=agent.name, model=context.plan.model, idle_s=limits.idle
+            )
             if spent is not None:
                 record.note(status="budget", stop_reason=spent)
     except StageFailed as failed:
@@ -144,7 +146,7 @@ def _find_divergence(context: RolloutContext, session: Session | None) -> Error 
         return None
     if prefix.diverged is not None:
         return prefix.diverged
-    return None if prefix.reached or model_outage.find_outage(session, context.plan.model) else prefix.unreached()
+    return None if prefix.reached or model_outage.find_outage(session, context.plan.model) else prefix.unreached_error()
 
 
 def _task_servers(context: RolloutContext) -> tuple[McpServer, ...]:

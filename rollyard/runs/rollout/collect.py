@@ -107,10 +107,10 @@ def _content(name: str, at: int) -> bytes:
 def unpack(tar: bytes, target: Path) -> None:
     """A kept copy back into a directory of the host; links that lead outside it are left out."""
     with tarfile.open(fileobj=io.BytesIO(tar), mode="r:gz") as archive:
-        archive.extractall(target, filter=_inside)  # noqa: S202 - the filter refuses what leads outside
+        archive.extractall(target, filter=_keep_inside)  # noqa: S202 - the filter refuses what leads outside
 
 
-def _inside(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+def _keep_inside(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
     try:
         return tarfile.data_filter(member, path)
     except tarfile.FilterError:

@@ -61,7 +61,7 @@ from rollyard.runs.rollout.services import (
 from rollyard.runs.rollout.sleep import let_sleep
 from rollyard.runs.rollout.snapshots import watch_calls
 from rollyard.runs.rollout.spans import trace_rollout
-from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
+from rollyard.runs.rollout.stages import StageFailed, Stages, drop_event
 from rollyard.runs.rollout.user_turns import converse, open_user
 from rollyard.tasks import steps
 from rollyard.tasks.grade import is_directory
@@ -80,7 +80,7 @@ async def rollout(
     gate: Gate,
     provision: Provision,
     ending: AbstractAsyncContextManager[object] = AT_ONCE,
-    sink: EventSink = nowhere,
+    sink: EventSink = drop_event,
 ) -> Rollout:
     """Run one attempt at one task. Bad options raise `ConfigError` before anything opens; all else is in the result. `ending` is
     entered, once that is possible, to stop what the agent left running, to collect what it left and to judge it."""

@@ -58,7 +58,7 @@ def find_stop_reason(session: Session | None) -> StopReason | None:
     return session.refused.reason
 
 
-def weigh(ending: Ending, session: Session | None, *, agent: str, model: str, idle_s: float) -> str | None:
+def judge_ending(ending: Ending, session: Session | None, *, agent: str, model: str, idle_s: float) -> str | None:
     """Raises what it ended with. Gives the bound that ended it (of its budget, its context or a filter), where one did, and
     None where all went well."""
     if (outage := find_outage(session, model)) is not None:

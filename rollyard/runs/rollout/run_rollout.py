@@ -31,7 +31,7 @@ from rollyard.runs.rollout.open_policy import learn_model, open_policy
 from rollyard.runs.rollout.options import OPTIONS, RolloutFields, RolloutOptions, merge_options
 from rollyard.runs.rollout.plan import Hooks, RolloutPlan, SessionOptions, StagePauses
 from rollyard.runs.rollout.provision import Provision
-from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.rollout.stages import drop_event
 from rollyard.store import Store
 from rollyard.tasks.rows import as_task
 from rollyard.tasks.verifiers.python import Checks
@@ -136,7 +136,7 @@ async def run_rollout(
             backend=backend,
             gate=gate,
             provision=arguments.get("provision") or Provision.of(backend),
-            sink=arguments.get("sink", nowhere),
+            sink=arguments.get("sink", drop_event),
         )
         if store is not None:
             await store.commit_rollout(done)

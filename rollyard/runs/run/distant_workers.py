@@ -135,10 +135,10 @@ class DistantWorkers(ABC):
         self._end_if_hopeless(Error(f"{message}; the last one: {reason}", hint=hint))
 
     def _end_if_hopeless(self, error: Error) -> None:
-        if all(self._fails(place) for place in self._places):
+        if all(self._has_failed(place) for place in self._places):
             self.broken = error
 
-    def _fails(self, name: str) -> bool:
+    def _has_failed(self, name: str) -> bool:
         began = self._since.get(name)
         lives_on = began is not None and time.monotonic() - began >= _SHORT_S
         return name in self._gave_up or (self._short.get(name, 0) >= _TRIES and not lives_on)

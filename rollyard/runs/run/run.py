@@ -29,7 +29,7 @@ from rollyard.gate import Gate
 from rollyard.runs.display.notebook import EndedCounts
 from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.rollout.provision import Provision
-from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.rollout.stages import drop_event
 from rollyard.runs.run.assignment import Assignment, needed_image, owner_is_dead, select_tasks
 from rollyard.runs.run.config import RunConfig
 from rollyard.runs.run.executor import Executor, Local, RunResources
@@ -61,7 +61,7 @@ class Run:
         hooks: Hooks | None = None,
         resume: str | None = None,
         id: str | None = None,
-        sink: EventSink = nowhere,
+        sink: EventSink = drop_event,
         provision: Provision | None = None,
         executor: Executor | None = None,
         **fields: Any,
@@ -110,7 +110,7 @@ class Run:
         try:
             return await self._stack.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
-            if (only := _only(group)) is None:
+            if (only := _only_error(group)) is None:
                 raise
             raise only from None
 
@@ -193,7 +193,7 @@ def _check_known(config: RunConfig, policies: Mapping[str, Policy]) -> None:
                 raise ConfigError(f"{field} names the policy {name!r}, which the run does not have")
 
 
-def _only(group: BaseExceptionGroup[BaseException]) -> Error | None:
+def _only_error(group: BaseExceptionGroup[BaseException]) -> Error | None:
     """The one error of ours behind a group that task groups made of it."""
     found: BaseException = group
     while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:

@@ -146,7 +146,7 @@ def _roots(work: Assignment) -> list[str]:
     if Path(work.config.tasks).is_absolute() and Path(work.config.tasks).is_dir():
         found.add(work.config.tasks)
     real = sorted(path for path in found if Path(path).is_absolute() and Path(path).exists())
-    return [path for n, path in enumerate(real) if not any(_below(path, root) for root in real[:n])]
+    return [path for n, path in enumerate(real) if not any(_is_below(path, root) for root in real[:n])]
 
 
 def _paths_in(value: Any) -> Iterable[str]:
@@ -281,10 +281,10 @@ def _move_texts(value: Any, places: Mapping[str, str]) -> Any:
 
 def _move_path(path: str, places: Mapping[str, str]) -> str:
     for root, place in places.items():
-        if _below(path, root):
+        if _is_below(path, root):
             return place + path[len(root) :]
     return path
 
 
-def _below(path: str, root: str) -> bool:
+def _is_below(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")

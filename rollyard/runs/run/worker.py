@@ -37,7 +37,7 @@ from rollyard.runs.rollout.load_prefix import load_prefix
 from rollyard.runs.rollout.modes import PolicyChoice, choose, find_direct
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, refusal
 from rollyard.runs.rollout.provision import Provision
-from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.rollout.stages import drop_event
 from rollyard.runs.run.admission import MemoryAdmission
 from rollyard.runs.run.assignment import Assignment, owner_name
 from rollyard.runs.run.config import AUTO
@@ -67,7 +67,7 @@ class WorkerResources(NamedTuple):
     backend: Backend
     policies: Mapping[str, Policy]  # by the names that attempts have; an attempt without one is the gate's
     provision: Provision
-    sink: EventSink = nowhere
+    sink: EventSink = drop_event
     sharers: int = 1  # workers of the run on this machine
     images: NodeImages | None = None  # of a machine that fetches them from the store
     gpus: int | None = None  # of this machine, where attempts that need some go to the machines that have them
@@ -118,14 +118,14 @@ class Worker:
             await slots.acquire_on_behalf_of(place)
             if self._admission is not None:
                 await self._admission.wait(lambda: slots.borrowed_tokens - 1)
-            await self._load.calm(lambda: bool(self._held))
+            await self._load.wait_until_calm(lambda: bool(self._held))
             lease = None if await self._over_budget() else await repeat_until_done(self._claim_or_return)
             if lease is not None:
                 group.start_soon(self._attempt, lease, slots, place, finished)
                 idle = _IDLE_S
                 continue
             slots.release_on_behalf_of(place)
-            if await self._nothing_left():
+            if await self._is_done():
                 return
             await anyio.sleep(idle)
             idle = min(2 * idle, _LONGEST_IDLE_S)
@@ -165,7 +165,7 @@ class Worker:
             return None
         return max(0, self._means.gpus - sum(lease.attempt.gpus for lease, _ in self._held.values()))
 
-    async def _nothing_left(self) -> bool:
+    async def _is_done(self) -> bool:
         if await self._over_budget():
             return not self._held
         if self._work.stays:
@@ -236,7 +236,7 @@ class Worker:
             await means.sink(event)
 
         try:
-            answering = self._answering(attempt)
+            answering = self._choose_policy(attempt)
             point = await repeat_until_done(lambda: find_point(self._store, config, attempt))
             plan, prefix = self._plan(attempt, answering, point), None
             if point is not None:
@@ -317,7 +317,7 @@ class Worker:
                 id="", run_id=self._work.run_id, task_id=task, task_digest="", agent=agent, policy=policy, number=0
             )
             try:
-                plan = self._plan(attempt, self._answering(attempt), self._any_point)
+                plan = self._plan(attempt, self._choose_policy(attempt), self._any_point)
                 check(plan, self._work.tasks[task], self._means.backend)
             except ConfigError as error:
                 first = first or error
@@ -331,7 +331,7 @@ class Worker:
         """Of a run in which some rollout branches: all that no such rollout may be is refused at once."""
         return self._config.branch_point or (BranchPoint("any", END) if self._config.tree is not None else None)
 
-    def _answering(self, attempt: Attempt) -> PolicyChoice:
+    def _choose_policy(self, attempt: Attempt) -> PolicyChoice:
         seed = attempt.seed if attempt.seed is not None else self._config.seed
         return choose(
             msgspec.structs.replace(self._config, base_url=None, seed=seed),  # the policy that it stands for is open
@@ -346,10 +346,10 @@ class Worker:
                 await self._leave_owed(lease, done, done.failure)
                 return None
             if lease.attempt.tries <= self._config.retries:
-                await self._again(lease, done, done.failure)
+                await self._return_for_retry(lease, done, done.failure)
                 return None
         event = self._event(COMMITTED, done, status=done.status, reward=done.reward)
-        events, owes = [*await self._own(lease), event], children_of(self._config, lease.attempt, done)
+        events, owes = [*await self._unwritten_events(lease), event], children_of(self._config, lease.attempt, done)
         try:
             await repeat_until_done(
                 lambda: self._store.commit_rollout(done, lease=lease, last_events=events, owes=owes)
@@ -380,7 +380,7 @@ class Worker:
         await self._tell_now()  # before the claim that they belong to is given back
         await repeat_until_done(lambda: self._store.release(lease))
 
-    async def _again(self, lease: Lease, done: Rollout, failure: Failure) -> None:
+    async def _return_for_retry(self, lease: Lease, done: Rollout, failure: Failure) -> None:
         """For another try, not at once: what failed may be overloaded. A policy's server is asked for nothing more meanwhile."""
         event = self._event("attempt.retried", done, cause=failure.cause)
         self._unwritten.append((lease, event))
@@ -402,7 +402,7 @@ class Worker:
         fields = {"task": done.task.id, "attempt": done.attempt, **fields}
         return Event(at=time.time(), name=name, run_id=self._work.run_id, rollout_id=done.id, fields=fields)
 
-    async def _own(self, lease: Lease) -> list[Event]:
+    async def _unwritten_events(self, lease: Lease) -> list[Event]:
         """Events of one rollout that are not written yet."""
         async with self._telling:
             own = [event for under, event in self._unwritten if under is lease]

@@ -223,7 +223,7 @@ def scan_shadowing(actions: AgentActions) -> Iterator[Finding]:
             found = True
             yield actions.find_in_file("shadowing", f"{change.path} changes what tests are run by", change, line)
     if not found:
-        yield from _started_elsewhere(actions)
+        yield from _find_started_elsewhere(actions)
 
 
 def _replaces(path: str, line: str) -> bool:
@@ -239,7 +239,7 @@ def _ends_errors_well(change: FileChange) -> str | None:
     return found[0] if found and _EXITS_WELL.search(text) else None
 
 
-def _started_elsewhere(actions: AgentActions) -> Iterator[Finding]:
+def _find_started_elsewhere(actions: AgentActions) -> Iterator[Finding]:
     """Outside of the working directory or in a folder that is ignored, where no diff shows it."""
     for path, what in find_loaded_writes(actions.rollout.writes or (), actions.instruction):
         if not names_file(actions.instruction, path):

@@ -147,7 +147,7 @@ class DockerBackend:
         self._gpus.check(spec.resources, lifetime=spec.lifetime)
         if spec.network == "host":
             self._log.warning("sandbox.host_network", image=spec.image)
-        return PendingSandbox(lambda: self._patiently(spec))
+        return PendingSandbox(lambda: self._open_when_free(spec))
 
     async def build_image(self, folder: str, *, resources: Resources, timeout_s: float) -> str:
         """Build the folder's Dockerfile with the engine's own builder, without a network; the image's name. Equal folders
@@ -159,7 +159,7 @@ class DockerBackend:
         """A snapshot or a built image of ours; others are not touched."""
         await images.remove(self._engine, image)
 
-    async def _patiently(self, spec: SandboxSpec) -> DockerSandbox:
+    async def _open_when_free(self, spec: SandboxSpec) -> DockerSandbox:
         async with self._throttle.place(len(self._boxes)):
             # Again also when a call broke after it was sent: what it may have made was removed by its name.
             return await retry_open(lambda: self._open(spec), self._limits, timeout=spec.boot_s, idempotent=True)

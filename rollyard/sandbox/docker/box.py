@@ -69,7 +69,7 @@ class DockerSandbox(DockerFiles):
         place, user = self._place(program.cwd), program.user or self._who.user
         if not program.stdin:
             launched = msgspec.structs.replace(program, job_id=name, env=merged, cwd=place, user=user)
-            await job_shim.launch(self.plain, launched)
+            await job_shim.launch(self.exec_plain, launched)
             return DockerJob(self, name)
         argv = job_shim.attach_argv(program.argv, name)
         if not (await self.exists(place)):
@@ -103,7 +103,7 @@ class DockerSandbox(DockerFiles):
     async def _end_all(self) -> None:
         for _ in range(_KILL_TRIES):
             try:
-                if (await self.plain(["/bin/sh", "-c", "kill -9 -1; exit 0"], timeout=_KILL_S)).ok:
+                if (await self.exec_plain(["/bin/sh", "-c", "kill -9 -1; exit 0"], timeout=_KILL_S)).ok:
                     return
             except SandboxGone:
                 raise
@@ -120,13 +120,13 @@ class DockerSandbox(DockerFiles):
     async def open_volumes(self, paths: Sequence[str]) -> None:
         """Volumes are every user's to write to; an engine makes them root's."""
         if paths:
-            await self.plain(["/bin/sh", "-c", 'chmod 777 "$@"', "rollyard", *paths], timeout=_KILL_S)
+            await self.exec_plain(["/bin/sh", "-c", 'chmod 777 "$@"', "rollyard", *paths], timeout=_KILL_S)
 
     async def add_names(self, names: Sequence[str]) -> None:
         """Call its loopback by these too. A container on another one's network shares that one's names with Docker, not with
         Podman."""
         if names:
-            await self.plain(["/bin/sh", "-c", _ADD_NAMES, "rollyard", *names], timeout=_KILL_S)
+            await self.exec_plain(["/bin/sh", "-c", _ADD_NAMES, "rollyard", *names], timeout=_KILL_S)
 
     def use_egress_of(self, other: DockerSandbox, names: Sequence[str]) -> None:
         """Programs here get the proxy of the sandbox whose network they share."""
@@ -140,7 +140,7 @@ class DockerSandbox(DockerFiles):
         """Put the proxy of its allow-list to work. With a socket in its namespace names are served too."""
         ports = self._access if isinstance(self._access, NetnsAccess) else None
         if ports is not None:
-            self._names = (await self.plain(["/bin/sh", "-c", "cat /etc/resolv.conf"], timeout=_KILL_S)).stdout
+            self._names = (await self.exec_plain(["/bin/sh", "-c", "cat /etc/resolv.conf"], timeout=_KILL_S)).stdout
             await self._write_names(egress.RESOLV_CONF.encode())
         self._env = {**self.describe_proxy(names), **self._env}
         self.egress = await egress.attach(self, hosts, ports)
@@ -148,7 +148,7 @@ class DockerSandbox(DockerFiles):
     async def _write_names(self, content: bytes) -> None:
         """Into `resolv.conf` as it is: on most engines it is a mount, which cannot be replaced."""
         line = f"printf '%s' {shlex.quote(content.decode('utf-8', 'replace'))} > /etc/resolv.conf"
-        await self.plain(["/bin/sh", "-c", line], timeout=_KILL_S)
+        await self.exec_plain(["/bin/sh", "-c", line], timeout=_KILL_S)
 
     async def dial(self, port: int) -> ByteStream:
         return await self._access.dial(port)

@@ -107,9 +107,9 @@ class DockerPrograms(ProgramCalls):
         self, script: str, *args: str, stdin: bytes | None = None, timeout: float = job_shim.STEP_S
     ) -> Exit:
         """A short script of our own, as root."""
-        return await self.plain(["/bin/sh", "-c", script, "rollyard", *args], stdin=stdin, timeout=timeout)
+        return await self.exec_plain(["/bin/sh", "-c", script, "rollyard", *args], stdin=stdin, timeout=timeout)
 
-    async def plain(
+    async def exec_plain(
         self,
         cmd: Sequence[str],
         *,
@@ -245,7 +245,7 @@ class DockerPrograms(ProgramCalls):
         """By the program's own user, who alone may read its environment, and by root."""
         for who in dict.fromkeys((user, ROOT)):
             try:
-                await job_shim.kill_tree(self.plain, mark, user=who)
+                await job_shim.kill_tree(self.exec_plain, mark, user=who)
             except SandboxGone:
                 return
 

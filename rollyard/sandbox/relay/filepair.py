@@ -109,14 +109,14 @@ class HostFilePair:
                 self._filled.clear()
                 while self._buffer:
                     data = bytes(self._buffer[: 8 * HELD])
-                    await self._land(data)
+                    await self._append_piece(data)
                     del self._buffer[: len(data)]
                     self._drained.set()
         except SandboxError as error:
             self._broken = error
             self._drained.set()
 
-    async def _land(self, data: bytes) -> None:
+    async def _append_piece(self, data: bytes) -> None:
         end, carried, given = self._sent + len(data), "", base64.b64encode(data).decode()
         if len(data) > INLINE:
             self._parts += 1

@@ -127,7 +127,7 @@ class RemoteBackend:
 
     def open(self, spec: SandboxSpec) -> PendingSandbox[RemoteSandbox]:
         self._check(spec)
-        return PendingSandbox(lambda: self._patiently(spec))
+        return PendingSandbox(lambda: self._open_when_free(spec))
 
     async def build_image(self, folder: str, *, resources: Resources, timeout_s: float) -> str:
         """The image of a folder's Dockerfile; equal folders are built once. See `RemoteImages`."""
@@ -200,9 +200,9 @@ class RemoteBackend:
         if self._can.max_ttl_s is not None and spec.ttl_s > self._can.max_ttl_s:
             raise Unsupported(f"the {self.name} backend keeps a sandbox for {self._can.max_ttl_s:g} s at most")
 
-    async def _patiently(self, spec: SandboxSpec) -> RemoteSandbox:
+    async def _open_when_free(self, spec: SandboxSpec) -> RemoteSandbox:
         async with self._throttle.place(len(self._boxes)):
-            making = asyncio.ensure_future(self._one(spec, str(uuid.uuid4())))
+            making = asyncio.ensure_future(self._open_one(spec, str(uuid.uuid4())))
             try:
                 return await asyncio.shield(making)
             except asyncio.CancelledError:
@@ -213,7 +213,7 @@ class RemoteBackend:
                 making.cancel()
                 raise
 
-    async def _one(self, spec: SandboxSpec, key: str) -> RemoteSandbox:
+    async def _open_one(self, spec: SandboxSpec, key: str) -> RemoteSandbox:
         """Exactly one sandbox, or none. A create that broke may have made one: a provider that knows the key gives it out the
         next time, and what one that does not has made too many is found by its label and deleted."""
         spec, made = self._with_image(spec)

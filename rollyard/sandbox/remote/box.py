@@ -45,7 +45,7 @@ class RemoteJob(ShimJob):
     def __init__(
         self, box: RemoteSandbox, job_id: str, *, started: float | None = None, program: LiveProgram | None = None
     ) -> None:
-        super().__init__(box.plain, job_id, started=started)
+        super().__init__(box.exec_plain, job_id, started=started)
         self._box, self._program = box, program
 
     async def write(self, data: bytes) -> None:
@@ -96,7 +96,7 @@ class RemoteSandbox(RemoteFiles):
         argv, env, user = program.argv, program.env, program.user
         link, name, place = self._link_of(user), program.job_id or new_id("job"), self._place(program.cwd)
         if not program.stdin:
-            await job_shim.launch(self.plain, msgspec.structs.replace(program, job_id=name, cwd=place))
+            await job_shim.launch(self.exec_plain, msgspec.structs.replace(program, job_id=name, cwd=place))
             return RemoteJob(self, name)
         if not isinstance(link, StreamingLink):
             raise Unsupported(f"jobs of the {self.info.backend} backend have no stdin", hint="give input in a file")
@@ -116,7 +116,7 @@ class RemoteSandbox(RemoteFiles):
 
     async def kill_processes(self) -> None:
         """All that were started through this backend, and what they started; the relay is none of them."""
-        await job_shim.kill_all(self.plain)
+        await job_shim.kill_all(self.exec_plain)
 
     async def listen(self, port: int = 0) -> Listener:
         return await self._access.listen(port)

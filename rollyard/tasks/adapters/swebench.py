@@ -278,7 +278,10 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
     inside = importlib.resources.files("rollyard.inside")
     plan = _plan(one, _restore(one, originals=bool(repositories)), built=bool(repositories))
     if not repositories and one.reverse:
-        environment = {"Dockerfile": f"FROM {one.image}\nCOPY fault.patch /tmp/\n{_faulty()}", "fault.patch": one.patch}
+        environment = {
+            "Dockerfile": f"FROM {one.image}\nCOPY fault.patch /tmp/\n{_apply_fault()}",
+            "fault.patch": one.patch,
+        }
     table = {
         "metadata": {
             "repo": one.repo,
@@ -403,7 +406,7 @@ def _enter_venv(place: str) -> list[str]:
     return [f"mkdir -p {place} && cp /opt/testbed/pyvenv.cfg {place}/ && ln -sfn /opt/testbed/lib {place}/lib"]
 
 
-def _faulty() -> str:
+def _apply_fault() -> str:
     """The fault laid in, as part of the one commit that there is."""
     command = f"cd {_WORKDIR} && git apply /tmp/fault.patch && rm -rf /tmp/fault.patch .git && {ONE_COMMIT} && cp -a .git {_BASE}"
     return f"RUN {command}\nWORKDIR {_WORKDIR}\n"

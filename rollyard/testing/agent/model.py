@@ -76,11 +76,11 @@ def odd_answers(call: Call) -> Reply:
     results = sum(len(message.tool_results) for message in call.messages)
     if results >= 2:
         marker = finish_actions(ScriptTurn(), call)  # agents that end by a command say so in their prompt
-        return _odd(call, marker[0].command or "", results) if marker else _reply(Text("done"))
-    return _odd(call, ["echo one > one.txt", "echo hello > out.txt"][results], results)
+        return _reply_oddly(call, marker[0].command or "", results) if marker else _reply(Text("done"))
+    return _reply_oddly(call, ["echo one > one.txt", "echo hello > out.txt"][results], results)
 
 
-def _odd(call: Call, command: str, number: int) -> Reply:
+def _reply_oddly(call: Call, command: str, number: int) -> Reply:
     found = shell_call(call.tools, command)
     if found is None:
         raise Skip("it offers no shell")

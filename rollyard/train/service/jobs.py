@@ -126,7 +126,7 @@ class RolloutJobs:
                     self._log.exception("job.failed", job=job.id)
                     await self._store.move_job(job.id, "failed", error=f"the server failed: {type(error).__name__}")
         self._scopes.pop(job.id, None)
-        await self._tell(job)
+        await self._call_back(job)
 
     async def _run(self, job: RolloutJob) -> None:
         request = request_of(job)
@@ -152,7 +152,7 @@ class RolloutJobs:
             allowed = ", ".join(self._server.callback_hosts) or "none"
             raise ConfigError(f"no callback goes to {url}", hint=f"hosts that this server calls: {allowed}")
 
-    async def _tell(self, job: RolloutJob) -> None:
+    async def _call_back(self, job: RolloutJob) -> None:
         """A signed POST, tried a few times; who needs certainty asks for the job."""
         url = request_of(job).callback
         found = await self._store.get_job(job.id)

@@ -49,7 +49,7 @@ class JobWorker:
             while True:
                 idle_s = _LOOK_S
                 try:
-                    idle_s = await self._once()
+                    idle_s = await self._work_once()
                 except Exception:  # noqa: BLE001 - recorded; storage that fails for a while must not end the work
                     _log.exception("sessions could not be claimed")
                 await self._wait(idle_s)
@@ -58,7 +58,7 @@ class JobWorker:
                 work.cancel()
             await asyncio.gather(*self._working, return_exceptions=True)
 
-    async def _once(self) -> float:
+    async def _work_once(self) -> float:
         """How long there is nothing to do here, as far as is known."""
         self._jobs.wanted.clear()
         room, due_at = self._parallel - len(self._working), await self._jobs.sessions.next_due()
@@ -105,7 +105,7 @@ class JobWorker:
         if not await held.begin(begun):
             return
         try:
-            ended, lines = await held.during(self._attempt(job, begun))
+            ended, lines = await held.run_during(self._attempt(job, begun))
         except asyncio.CancelledError:
             if not held.lost:  # this server stops: the next one begins it anew
                 back = self._jobs.sessions.change(
@@ -204,7 +204,7 @@ class _Held:
         self.kept = held
         return True
 
-    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_during(self, work: Coroutine[Any, Any, T]) -> T:
         """Its result. It is cancelled when another has taken the session up."""
         working = asyncio.ensure_future(work)
         renewing = asyncio.create_task(self._renew(working))

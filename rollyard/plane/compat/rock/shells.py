@@ -143,12 +143,12 @@ class Shell:
             try:
                 async with asyncio.timeout(timeout):
                     await self._job.write(script.encode())
-                    return await self._until(f"{mark} begins\n".encode(), f"\n{mark} ".encode())
+                    return await self._read_until(f"{mark} begins\n".encode(), f"\n{mark} ".encode())
             except TimeoutError:
                 await self._job.kill()
                 raise
 
-    async def _until(self, begin: bytes, end: bytes) -> CommandEnd:
+    async def _read_until(self, begin: bytes, end: bytes) -> CommandEnd:
         held, begun = b"", False
         async for offset, data in self._job.stream(self.offset):
             self.offset = offset

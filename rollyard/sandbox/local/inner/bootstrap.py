@@ -49,7 +49,7 @@ def become(kind: Kind, channel: socket.socket, joins: list[int]) -> NoReturn:
         os.dup2(0, 2)
         syscalls.close_all_but({channel.fileno(), *joins})
         try:
-            stage = _blank(kind, channel, joins)
+            stage = _run_blank(kind, channel, joins)
             protocol.send(channel, {"ready": True})
             plan, fds = _plan(channel)
             control, listener, lock, *held = fds
@@ -75,7 +75,7 @@ def _plan(channel: socket.socket) -> tuple[Plan, list[int]]:
     return got
 
 
-def _blank(kind: Kind, channel: socket.socket, joins: list[int]) -> mounts.StagingArea | None:
+def _run_blank(kind: Kind, channel: socket.socket, joins: list[int]) -> mounts.StagingArea | None:
     for fd in joins:
         os.write(fd, b"0")
         os.close(fd)

@@ -83,8 +83,8 @@ class Supervisor:
                 elif fd == self._listener.fileno():
                     self._accept()
                 elif fd in self._clients:
-                    self._hear(self._clients[fd])
-                elif self._programs.hear(fd):
+                    self._receive(self._clients[fd])
+                elif self._programs.receive(fd):
                     self._touched = time.monotonic()
             self._reap()
             if self._over():
@@ -132,7 +132,7 @@ class Supervisor:
         except OSError:  # gone, or not reading its answers
             self._drop(client)
 
-    def _hear(self, client: Client) -> None:
+    def _receive(self, client: Client) -> None:
         try:
             got = protocol.receive(client.sock)
         except BlockingIOError:
