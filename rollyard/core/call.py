@@ -29,7 +29,6 @@ REPLAYED = "replayed"  # the flaw of an answer that was sampled then, not now
 GIVEN_BY_CALLER = "said by the caller"  # the flaw of an answer that the caller wrote in place of the policy's
 NO_THINKING = '{"enabled":false}'  # as `Sampling.reasoning`
 Ids = array  # array("i"): token ids
-Floats = array  # array("d"): logprobs
 
 
 def ids(values: Any = ()) -> array[int]:

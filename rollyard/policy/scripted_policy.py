@@ -184,7 +184,7 @@ def message_for(turn: ScriptTurn, call: Call, place: int) -> Message:
     if turn.thinking:
         parts.append(Thinking(turn.thinking))
     if call.tools:
-        actions = turn.actions or finish_actions(turn, call)
+        actions = turn.actions or finish_actions(call)
         if turn.text:
             parts.append(Text(turn.text))
         parts.extend(tool_call(action, call, place, n) for n, action in enumerate(actions))
@@ -196,7 +196,7 @@ def message_for(turn: ScriptTurn, call: Call, place: int) -> Message:
     return Message("assistant", tuple(parts))
 
 
-def finish_actions(turn: ScriptTurn, call: Call) -> tuple[Action, ...]:
+def finish_actions(call: Call) -> tuple[Action, ...]:
     """Agents that end by a command rather than by text name it in their prompt."""
     if any(FINISH_BY_SHELL in m.text for m in call.messages if m.role in ("system", "user")):
         return (Action(command=f"echo {FINISH_BY_SHELL}"),)

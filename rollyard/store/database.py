@@ -25,7 +25,6 @@ from sqlalchemy.dialects import sqlite
 
 P = ParamSpec("P")
 T = TypeVar("T")
-UPGRADE_S = 86_400.0  # a store of terabytes
 Work = Callable[[Connection], T]
 
 

@@ -159,7 +159,7 @@ def _finish(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
     return results
 
 
-def _execute_when_free(driver: sqlite3.Connection, statement: str, wait_s: float = sqlite_file.BUSY_MS / 1000) -> None:
+def _execute_when_free(driver: sqlite3.Connection, statement: str) -> None:
     """SQLite's own waiting for the lock sleeps for up to 100 ms at a time, a hundred times as long as a transaction takes:
     processes that write to one file would wait for each other most of the time. For `journal_mode` it does not wait at all."""
     until, pause = time.monotonic() + sqlite_file.BUSY_MS / 1000, SHORTEST_PAUSE_S
