@@ -197,12 +197,12 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     @property
     def dialect(self) -> Dialect | None:
-        """The one it speaks unless told otherwise; None when it calls no model."""
+        """The dialect it speaks by default; None when it calls no model."""
         return next(iter(self.wires), None)
 
     @property
     def calls_model(self) -> bool:
-        """An agent that declares no `wires` has nothing to ask a policy."""
+        """Whether it calls a model: an agent that declares no `wires` does not."""
         return bool(self.wires)
 
     @property

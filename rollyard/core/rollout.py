@@ -39,7 +39,7 @@ class CommandRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @classmethod
     def of(cls, command: str, done: Exit) -> Self:
-        """Of a program that ended like this, with the end of its output."""
+        """The record of a program that ended as `done` says, with the end of its output."""
         return cls(
             command=command,
             exit_code=done.exit_code,
@@ -85,7 +85,7 @@ class StageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One model call as people and trainers read it (R1)."""
+    """One model call as people and trainers read it."""
 
     call_id: str
     kind: str

@@ -300,7 +300,7 @@ class Gate:
                     await asyncio.shield(saving)
             if prefix is not None:
                 await self.calls.preload(session, prefix.history(rollout_id))
-        except BaseException:  # cancelled too: a session that was handed to no one is none
+        except BaseException:  # cancelled too: no caller has the session, so it must not stay open
             del self.sessions[rollout_id]
             if saving is not None:
                 await self._withdraw(session, saving)

@@ -33,8 +33,8 @@ _SKIP_DIRS = frozenset({".git", "node_modules", "__pycache__", ".venv", "venv"})
 
 
 class DirectoryCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory as it was. `files` maps paths below it to contents, without what nobody reads in a patch (`.git`, caches);
-    `tar` is all of it, None when nobody asked for it, it was too large or could not be read; `why` says which of the last two.
+    """A directory as it was. `files` maps paths below it to contents, without what a patch never shows (`.git`, caches);
+    `tar` is all of it, None when it was not asked for, was too large or could not be read; `why` says which of the last two.
     `left_out` is how much of it lies deeper than a path can name."""
 
     files: Mapping[str, bytes] = {}
@@ -44,7 +44,7 @@ class DirectoryCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def copy_out(sandbox: Sandbox, path: str, *, pack: bool = True) -> DirectoryCopy:
-    """Without `pack` there is no tar, which nobody needs of a directory that is only compared with."""
+    """`pack=False` leaves the tar out: a directory that is only compared with needs none."""
     async with async_scratch("copy") as folder:
         try:
             left_out = await sandbox.download_dir(path, str(folder), max_bytes=MAX_WORKDIR)

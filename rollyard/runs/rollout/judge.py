@@ -50,7 +50,7 @@ class Judge:
         self._verifier = as_judge(verifier)  # a plain function too
 
     def spec(self, task: Task, step: Step | None) -> VerifierSpec | None:
-        """How this task (or step) is judged; None when nobody does."""
+        """How this task (or step) is judged; None when no verifier does."""
         own = step.verifier if step is not None else task.verifier
         if self._verifier is None:
             return own

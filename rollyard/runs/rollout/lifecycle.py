@@ -109,7 +109,7 @@ async def rollout(
         except StageFailed as failed:
             record.fail(failed)
             await _judge_what_is_left(context, failed)
-        except BaseException:  # cancelled: nobody is given the rollout, and what it kept goes with it
+        except BaseException:  # cancelled: no caller gets the rollout, so the snapshots it kept are removed
             with anyio.move_on_after(CLEANUP_S, shield=True):
                 await remove_snapshots((record.rollout,), backend)
             raise
@@ -120,7 +120,7 @@ async def rollout(
 
 
 async def _hold_open(context: RolloutContext, opened: OpenedSandbox) -> None:
-    """Before the caller looks around the agent is dead and its key worth nothing, also where nobody came to judge it."""
+    """The sandbox is held for the caller. The agent is dead and its key revoked by then, even where no verifier ran."""
     with anyio.move_on_after(CLEANUP_S), suppress(Error):
         if opened.session is not None:
             await opened.session.close()

@@ -35,7 +35,7 @@ from rollyard.tasks import requirements, trust
 from rollyard.tasks.network import give_network
 from rollyard.tools import Toolset
 
-AGENTS_MODEL = "policy"  # what agents call the model where nobody named one
+AGENTS_MODEL = "policy"  # what agents call the model where no option names one
 Hook = Callable[[Sandbox, Rollout], Awaitable[None] | None]
 
 
@@ -260,7 +260,7 @@ def _check_sleep(plan: RolloutPlan, backend: Backend) -> None:
 
 
 def _check_remote(plan: RolloutPlan, task: Task) -> None:
-    """A key that is missing or a browser server that nobody named is told now, and not by the first rollout."""
+    """A missing key or browser server is an error now, and not in the first rollout."""
     if task.remote is None:
         return
     if plan.direct is not None:

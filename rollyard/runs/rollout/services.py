@@ -1,7 +1,7 @@
 """The services of a task: sandboxes of their own beside the agent's, on its network, up before the agent starts.
 
-They share the loopback of the agent's sandbox, so each is reached by its name at its own port and by nobody outside. Nothing of
-the agent's runs in them, so its end is not theirs: each lives on while the tests run, or ends before them, as the task says.
+They share the loopback of the agent's sandbox, so each is reached by its name at its own port, and not from outside. The agent
+runs nothing in them, so they outlive it: each lives on while the tests run, or ends before them, as the task says.
 """
 
 from __future__ import annotations
