@@ -137,7 +137,7 @@ class Sleeps(Protocol):
 
 @runtime_checkable
 class SleepsSandboxes(Protocol):
-    """A backend whose sandboxes do."""
+    """A backend whose sandboxes can sleep."""
 
     def check_sleep(self) -> None:
         """Raises `Unsupported` where the machine has no swap."""

@@ -200,7 +200,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.failure.message if self.failure is not None else None
 
     def _repr_html_(self) -> str:
-        """In a notebook."""
+        """How a notebook shows the rollout."""
         from rollyard.core.html import draw_rollout
 
         return draw_rollout(self)

@@ -128,7 +128,7 @@ class JoinedOperator:
 
 
 def _refuse_as_one(answers: list[SiblingAnswer]) -> list[SiblingAnswer]:
-    """What one refuses, the gate refuses."""
+    """If one process refuses, the gate refuses."""
     for answer in answers:
         if answer.status != 200:
             raise OperatorRefused(answer.status, msgspec.json.decode(answer.body)["error"])

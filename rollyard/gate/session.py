@@ -232,7 +232,7 @@ class Session:
 
     @property
     def newest_version(self) -> int | None:
-        """Of the policy that answers it, as far as the gate knows."""
+        """Its policy's newest version, as far as the gate knows."""
         return self.gate.calls.newest_version(self.policy)
 
     @property
@@ -242,7 +242,7 @@ class Session:
         return 0 if newest is None or oldest is None else max(0, newest - oldest)
 
     def record(self) -> SessionRecord:
-        """What outlives a restart."""
+        """The session as the log keeps it; this outlives a restart."""
         return SessionRecord(
             rollout_id=self.rollout_id,
             key_hash=self.key_hash,

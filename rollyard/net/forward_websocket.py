@@ -92,7 +92,7 @@ class _Inside:
                     raise PlaneUnavailable("the instance does not speak WebSocket here")
 
     async def outward(self, send: Send) -> None:
-        """From the instance to the caller, until the instance ends it."""
+        """Forward messages of the instance to the caller until the instance ends the connection."""
         while True:
             for event in await self._receive():
                 if not isinstance(event, Frame):

@@ -32,7 +32,7 @@ _NO_TEXTS = msgspec.Raw(b"\x90")  # a list of none
 
 
 class RareNodeFields(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What few nodes have. Those of older versions end before the last."""
+    """Fields that few nodes have. Rows of older versions lack the last one."""
 
     inserted: tuple[tuple[int, int], ...] = ()
     spans: tuple[VersionSpan, ...] = ()
@@ -94,7 +94,7 @@ def _without_nul(text: str) -> str:
 
 
 def split_bodies(record: CallRecord, bodies: Mapping[bytes, Blob]) -> tuple[dict[bytes, Blob], dict[bytes, bytes]]:
-    """The call's own, and those that are shared."""
+    """The bodies that go into the call's row, and those that are shared."""
     own, shared = dict[bytes, Blob](), dict[bytes, bytes]()
     named = (record.raw_request, record.raw_response)
     for digest, body in bodies.items():

@@ -137,7 +137,7 @@ def renew(connection: Connection, now: float | None, lease: Lease, *, ttl_s: flo
 
 
 def renew_all(connection: Connection, now: float | None, held: Sequence[Lease], *, ttl_s: float) -> set[str]:
-    """The same for all of a worker's in one statement; gives the attempts whose leases were lost."""
+    """`heartbeat` for all leases of a worker in one statement; gives the attempts whose leases were lost."""
     until = moment(connection, now) + ttl_s
     kept: set[str] = set()
     for start in range(0, len(held), _AT_ONCE):
@@ -194,7 +194,7 @@ def hold(connection: Connection, attempt_id: str, fence: int) -> bool:
 
 
 def still_held(connection: Connection, held: Iterable[Lease]) -> set[tuple[str, int]]:
-    """Those of the claims that are still good, as attempt and fence."""
+    """The claims that are still good, as attempt and fence."""
     pairs, good = _pairs(held), set[tuple[str, int]]()
     for start in range(0, len(pairs), _AT_ONCE):
         own = tuple_(attempts.c.id, attempts.c.fence).in_(pairs[start : start + _AT_ONCE])

@@ -114,7 +114,7 @@ class PostgresDatabase:
         await self._retry(lambda: self._begin(work), "write")
 
     async def _transaction(self, work: Work[T], seat: str, wait_ms: int | None = None) -> T:
-        """With `wait_ms` it fails when it has to wait so long for a lock."""
+        """With `wait_ms` the transaction fails when it has to wait so long for a lock."""
         token, done = os.urandom(12), list[T]()
         mark: Any = update(seats).where(seats.c.id == seat).values(token=token)
         if wait_ms is not None:

@@ -124,7 +124,7 @@ class LongTransaction:
             engine.dispose()
 
     def stop(self) -> None:
-        """From another thread: `run` raises."""
+        """May be called from another thread; makes `run` raise."""
         self._stopped = True
 
     def _begins(self, driver: sqlite3.Connection) -> bool:
@@ -144,7 +144,7 @@ def _transaction(connection: Connection, works: Sequence[Work[Any]]) -> list[Any
 
 
 def _finish(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
-    """Of a transaction that has begun: all of it, or nothing."""
+    """Do the works of a transaction that has begun and commit it; all of it is kept or nothing."""
     driver: Any = connection.connection.driver_connection
     try:
         results = run_works(connection, works)

@@ -292,7 +292,7 @@ class Store(Records):
         return await self.database.read(partial(_blobs.get, digest=bytes.fromhex(digest)))
 
     async def missing_blobs(self, digests: Sequence[str]) -> set[str]:
-        """Those of the bodies that are not kept here."""
+        """The digests among these whose bodies are not kept here."""
         found = await self.database.read(partial(_blobs.find_known, digests=[bytes.fromhex(d) for d in digests]))
         return {digest for digest in digests if bytes.fromhex(digest) not in found}
 

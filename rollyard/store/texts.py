@@ -95,7 +95,7 @@ def _parts(message: Message) -> Iterator[tuple[Place, str]]:
 
 
 def put(connection: Connection, rollout: Rollout) -> None:
-    """Keep a rollout's texts in the place of those there are."""
+    """Replace a rollout's texts."""
     remove(connection, rollout.id)
     add(connection, rollout)
 

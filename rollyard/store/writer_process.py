@@ -31,7 +31,7 @@ STOP_S = 30.0  # for the last clients to leave
 
 
 async def serve_writes(path: Path, inbox: socket.socket, stop: asyncio.Event, ready: Callable[[], None]) -> None:
-    """Until `stop` is set and no client is left."""
+    """Serve until `stop` is set and no client is left."""
     async with Store.open(path):
         pass  # one that is too old is brought up to date, and what is no store is refused
     set_up = None if path.exists() else partial(bring_up_to_date, where=str(path))

@@ -109,7 +109,7 @@ async def _check_hello(incoming: Incoming, where: Destination) -> None:
 
 
 async def _read_request(incoming: Incoming, where: Destination) -> RequestHead:
-    """A plain request on a connection whose host is settled: its header has to say the same."""
+    """Read a plain request; its `Host` header has to name the host that the connection was allowed for."""
     try:
         async with asyncio.timeout(HEAD_S):
             head = parse_head(await incoming.until(b"\r\n\r\n", MAX_HEAD))

@@ -65,7 +65,7 @@ def _read(root: Path) -> DirectoryCopy:
 
 
 def _pack(root: Path) -> DirectoryCopy:
-    """By directory descriptors: the tree is an agent's, of any depth and size."""
+    """Read the tree by directory descriptors: an agent made it, of any depth and size."""
     files: dict[str, bytes] = {}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:

@@ -160,7 +160,7 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RolloutFields(TypedDict, total=False):
-    """The same options as keywords. None stands for the default."""
+    """`RolloutOptions` as keywords. None stands for the default."""
 
     mode: str | None
     model: str | None

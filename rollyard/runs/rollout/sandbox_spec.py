@@ -35,7 +35,7 @@ def task_spec(
 
 
 def rollout_spec(plan: RolloutPlan, task: Task, built: Built, layers: tuple[str, ...]) -> SandboxSpec:
-    """The same place for one rollout: its labels and its isolation."""
+    """The sandbox of one rollout, with its labels and its isolation."""
     labels = {"rollyard.task": task.id, "rollyard.rollout": plan.rollout_id, "rollyard.attempt": str(plan.attempt)}
     for name, value in (("run", plan.run_id), ("claim", plan.attempt_id), ("episode", plan.episode_id)):
         if value is not None:

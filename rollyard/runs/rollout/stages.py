@@ -78,7 +78,7 @@ class Stages:
 
     @asynccontextmanager
     async def pause(self) -> AsyncGenerator[None]:
-        """What its body takes is no time of the rollout's."""
+        """The time that its body takes does not count as the rollout's."""
         began = self._clock()
         try:
             yield

@@ -177,7 +177,7 @@ def read_parallel(text: str) -> int | Literal["auto"]:
 
 
 def resume_command(request: RunRequest) -> str:
-    """With a place for the run's id."""
+    """The command that resumes the run, with a place for its id."""
     words = ["rollyard run --resume {run}"]
     if request.executor != "local":
         words.append(f"--executor {request.executor}")

@@ -69,7 +69,7 @@ async def work_to_the_end(posting: NodeAssignment) -> WorkerEnd:
 
 
 async def work_here(posting: NodeAssignment) -> None:
-    """Until the run owes nothing."""
+    """Work until the run owes nothing."""
     raise_descriptor_limit()
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(Store.open(posting.store, wait_s=STORE_S))

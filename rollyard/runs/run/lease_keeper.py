@@ -71,7 +71,7 @@ class LeaseKeeper:
         return grace_s
 
     async def run(self) -> None:
-        """Until it is cancelled; the thread has ended then."""
+        """Run until cancelled; the thread has ended by then."""
         loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as group:
             group.start_soon(self._in_thread, loop)

@@ -50,7 +50,7 @@ class LoopLoad:
         self.turned_at = time.monotonic()  # when the loop was last seen to go on
 
     async def watch(self) -> None:
-        """For as long as the worker works."""
+        """Measure the loop for as long as the worker works."""
         with scratch(_WORKER):  # what the others count
             for look in count():
                 if look % _COUNT_LOOKS == 0:

@@ -101,7 +101,7 @@ class ProcessExecutor:
 
 
 def _divide(slots: float, count: int) -> list[float]:
-    """For each of so many workers, so that together they have no more."""
+    """The slots of each worker; together they are no more than `slots`."""
     if math.isinf(slots):
         return [slots] * count
     least, over = divmod(int(slots), max(1, count))

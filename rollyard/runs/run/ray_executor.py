@@ -268,7 +268,7 @@ def _live_nodes(ray: Any, *, marked: bool = False) -> list[str]:
 
 
 def count_gpus(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Of each node that rollouts run on, as Ray counts them."""
+    """The GPUs of each node that rollouts run on, as Ray counts them."""
     nodes = list(nodes)
     chosen = set(choose_nodes(nodes))
     return {node["NodeID"]: int(node.get("Resources", {}).get("GPU", 0)) for node in nodes if node["NodeID"] in chosen}

@@ -120,7 +120,7 @@ class Run:
             yield found
 
     def _repr_html_(self) -> str:
-        """In a notebook: how far it is."""
+        """How a notebook shows the run: its progress."""
         return self._ended.draw(self.id, self.owed, self.done)
 
     async def cancel(self) -> None:
