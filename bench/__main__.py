@@ -71,9 +71,8 @@ def main() -> int:
         parser.error(f"{apart[0]} has a command of its own: python -m bench.{apart[0]} ({APART[apart[0]]})")
     if unknown := set(args.names) - set(BENCHES):
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are {', '.join(BENCHES)}")
-    signal.signal(
-        signal.SIGTERM, signal.default_int_handler
-    )  # as Ctrl-C: the benchmark ends too, and what is known is shown
+    # As Ctrl-C: the benchmark ends too, and what is known is shown
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     machine, began, before = figures.read_machine(), time.monotonic(), figures.read_baseline()
     not_run: dict[str, str] = {}
     failed: list[str] = []

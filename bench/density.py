@@ -6,7 +6,7 @@ GiB beyond it holds as many agents as the next column says.
 Some agents of one kind are held at a model call and measured. Then they are answered, and the time until the next call is taken:
 woken for the first time (nothing is known of what they use), then in some rounds by turns awake, woken alone, and all woken
 at once. Times are those of a busy machine where it is one; CPU is what the sandbox used until that call, which other work changes
-little; pages that are fetched for it are not in that. The table is the one of docs/capacity.md. About a minute for each agent
+little; pages that are fetched for it are not in that. docs/capacity.md has its figures. About a minute for each agent
 on a quiet machine. Asleep needs swap or zram, as root:
 
     echo 8G > /sys/block/zram0/disksize && mkswap /dev/zram0 && swapon /dev/zram0

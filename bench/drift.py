@@ -79,7 +79,7 @@ class Pieces:
         return out
 
 
-async def one(agent: str, turns: int) -> dict:
+async def measure_agent(agent: str, turns: int) -> dict:
     canonical = ry.policy.renderer(weights(), template=TEMPLATE.read_text(), parser="hermes")
     row = {"agent": agent}
     plain, edited = steps(turns), edited_steps(turns, CWD)
@@ -139,7 +139,7 @@ async def main() -> None:
     options = parser.parse_args()
     rows = []
     for agent in options.agents:
-        rows.append(await one(agent, options.turns))
+        rows.append(await measure_agent(agent, options.turns))
         print(json.dumps(rows[-1]), flush=True)
     if not options.json:
         print(table(rows))

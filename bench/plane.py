@@ -158,21 +158,21 @@ async def gateway(folder: Path, seconds: float) -> dict[str, float]:
             made = await answer.json()
         path = f"/v1/instances/{made['id']}"
 
-        async def through() -> int:
+        async def measure_gateway() -> int:
             async with http.get(f"{path}/data/") as answer:
                 await answer.read()
                 return answer.status
 
         for _ in range(200):
-            if await through() == 200:
+            if await measure_gateway() == 200:
                 break
             await asyncio.sleep(0.1)
-        direct = await straight(folder, made["id"], seconds)
+        direct = await measure_direct(folder, made["id"], seconds)
         passed: list[float] = []
         ends = time.perf_counter() + seconds
         while time.perf_counter() < ends:
             began = time.perf_counter()
-            assert await through() == 200
+            assert await measure_gateway() == 200
             passed.append(time.perf_counter() - began)
         async with http.delete(path):
             pass
@@ -185,7 +185,7 @@ async def gateway(folder: Path, seconds: float) -> dict[str, float]:
     }
 
 
-async def straight(folder: Path, instance_id: str, seconds: float) -> list[float]:
+async def measure_direct(folder: Path, instance_id: str, seconds: float) -> list[float]:
     """The same request by the holder of the sandbox."""
     from rollyard.plane.engines.choose import engine
 

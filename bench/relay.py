@@ -89,9 +89,8 @@ for n in range(calls):
 quiet = sorted(kept)[len(kept) // 10]
 print(json.dumps([at * 1000 for at in (statistics.median(fresh), statistics.median(kept), quiet)]))
 """
-Client = Callable[
-    [int, int], Awaitable[list[float]]
-]  # port, calls -> ms: median of a new connection, of an open one, its p10
+# Port, calls -> ms: median of a new connection, of an open one, its p10
+Client = Callable[[int, int], Awaitable[list[float]]]
 
 
 class Place(NamedTuple):

@@ -161,7 +161,7 @@ async def density(backend: LocalBackend, count: int) -> float:
     return pss
 
 
-def others(samples: int) -> None:
+def measure_others(samples: int) -> None:
     """What else this machine has, run to the end of `true` with all namespaces and no network."""
     commands = {
         "unshare": ["unshare", "-r", "-p", "-m", "-n", "-u", "-i", "--fork", "true"],
@@ -224,7 +224,7 @@ def main() -> int:
     parser.add_argument("--live", type=int, default=1000, help="how many live at the same time")
     options = parser.parse_args()
     fits = asyncio.run(measure(options.samples, options.live))
-    others(min(options.samples, 20))
+    measure_others(min(options.samples, 20))
     return 0 if fits else 1
 
 

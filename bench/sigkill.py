@@ -101,7 +101,7 @@ async def _run(folder: Path, model: Model, url: str, kills: int, tasks: int, par
         for number in range(1, kills + 1):
             await model.wait(number * each)
             driver.kill()
-            found = await left.after()
+            found = await left.wait_until_none()
             print(f"kill {number} after {len(model.delivered)} answers: left {found}", flush=True)
             sandboxes, processes = sandboxes + found["sandboxes"], processes + found["processes"]
             await asyncio.to_thread(driver.resume)

@@ -17,9 +17,8 @@ def main() -> None:
         syscalls.set_capabilities(frozenset(), int(Path("/proc/sys/kernel/cap_last_cap").read_text()))
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     seccomp.install(seccomp.program(syscalls.MACHINE))
-    for number in {"x86_64": (310, 311), "aarch64": (270, 271)}[
-        syscalls.MACHINE
-    ]:  # older profiles bar these two as well
+    for number in {"x86_64": (310, 311), "aarch64": (270, 271)}[syscalls.MACHINE]:
+        # Older profiles bar these two as well
         steps = (
             (0x20, 0, 0, 0),
             (0x15, 0, 1, number),

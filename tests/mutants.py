@@ -34,7 +34,7 @@ MUTANTS = (
     # whose failure it is
     Mutant(
         "runs/rollout/model_outage.py",
-        "if waited >= patience_s or (waited and not session.answered):",
+        "if waited >= excused_wait_s or (waited and not session.answered):",
         "if False:",
         f"{TABLE} transparent_proxy'",
     ),

@@ -27,7 +27,7 @@ async def test_what_runs_in_a_sandbox_is_found_and_gone_with_it(tmp_path):
             maker, *others = await asyncio.to_thread(sandbox_pids, str(tmp_path))
             found = await left.after(0)
             assert maker and others and found["processes"] >= 2 and found["sandboxes"]
-        assert not any((await left.after()).values())
+        assert not any((await left.wait_until_none()).values())
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="control groups of our own need root")
@@ -50,7 +50,7 @@ async def test_a_group_of_a_dead_maker_is_found_with_what_lives_in_it(tmp_path):
             maker.kill()
             orphan.kill()
             orphan.wait()
-        assert not any((await left.after()).values())
+        assert not any((await left.wait_until_none()).values())
 
 
 async def test_a_cut_link_carries_nothing_until_it_is_restored():

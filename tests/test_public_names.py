@@ -14,7 +14,7 @@ import pytest
 
 import rollyard
 
-ROOMS = [
+PACKAGES = [
     path.parent.name
     for path in sorted(Path(rollyard.__file__).parent.glob("*/__init__.py"))
     if path.parent.name != "cli"
@@ -27,10 +27,10 @@ def public_objects():
             value = getattr(rollyard, name)
             if not isinstance(value, types.ModuleType):
                 yield f"rollyard.{name}", value
-    for room in ROOMS:
-        module = importlib.import_module(f"rollyard.{room}")
+    for package in PACKAGES:
+        module = importlib.import_module(f"rollyard.{package}")
         for name in getattr(module, "__all__", []):
-            yield f"rollyard.{room}.{name}", getattr(module, name)
+            yield f"rollyard.{package}.{name}", getattr(module, name)
 
 
 def signatures(label, value):
@@ -106,9 +106,9 @@ def test_the_root_holds_thirty_names_at_most():
     assert len(dir(rollyard)) <= 30
 
 
-@pytest.mark.parametrize("room", ["rollyard", *(f"rollyard.{room}" for room in ROOMS)])
-def test_what_is_imported_on_first_use_resolves(room):
-    module = importlib.import_module(room)
+@pytest.mark.parametrize("package", ["rollyard", *(f"rollyard.{package}" for package in PACKAGES)])
+def test_what_is_imported_on_first_use_resolves(package):
+    module = importlib.import_module(package)
     for name in dir(module):
         assert name.startswith("__") or getattr(module, name) is not None
 

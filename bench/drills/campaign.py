@@ -164,7 +164,7 @@ async def run(args: argparse.Namespace) -> bool:
                 code, counts = await campaign.end()
                 watching.cancel()
                 campaign.report(counts=counts, ended_with=code, cut=campaign.cut, took_s=round(took))
-                remains = await left.after()
+                remains = await left.wait_until_none()
     finally:
         system.close()
     held = (campaign.cut or code in (0, 1)) and not any(counts[name] for name in WRONG) and not any(remains.values())

@@ -19,7 +19,7 @@ from rollyard import agents  # noqa: E402 - the clock comes first
 from rollyard.runs.run.assignment import Assignment, select_tasks  # noqa: E402
 from rollyard.runs.run.config import convert  # noqa: E402
 from rollyard.runs.run.distant_worker import NodeAssignment, work_here  # noqa: E402
-from rollyard.runs.run.shipping import Parcels  # noqa: E402
+from rollyard.runs.run.shipping import Shipment  # noqa: E402
 from rollyard.store import Store  # noqa: E402
 from rollyard.tasks.taskset import Taskset  # noqa: E402
 
@@ -29,7 +29,7 @@ async def main(url: str, run_id: str) -> None:
         config = convert((await store.get_run(run_id)).config, run_id)
     tasks = {task.id: task for task in select_tasks(Taskset.load(config.tasks), config)}
     work = Assignment(run_id=run_id, config=config, tasks=tasks, agents={a: agents.get(a) for a in config.agents})
-    await work_here(NodeAssignment(work=work, store=url, slots=4, parcels=Parcels()))
+    await work_here(NodeAssignment(work=work, store=url, slots=4, shipment=Shipment()))
 
 
 asyncio.run(main(sys.argv[1], sys.argv[2]))

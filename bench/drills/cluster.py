@@ -314,7 +314,7 @@ async def drill_watched(system: DrillSystem, left: Leftovers, name: str, fault: 
             process.kill()
     counts = await account(system.postgres.url, process.run_id)
     why = await causes(system.postgres.url, process.run_id)
-    remains = await left.after()
+    remains = await left.wait_until_none()
     remains["workers"] = len(system.workers())
     seconds = time.monotonic() - began
     return Result(

@@ -59,7 +59,7 @@ def in_namespaces(options: argparse.Namespace) -> Result:
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Result)
 
 
-async def inside(first: str, second: str, size: int, seed: int, fault_s: float, limit_s: float) -> Result:
+async def run_drill(first: str, second: str, size: int, seed: int, fault_s: float, limit_s: float) -> Result:
     async def cut_link(system: DrillSystem, driver: Driver) -> int:
         ip("-n", first, "link", "set", "cable", "down")
         await asyncio.sleep(CUT_S)
@@ -81,5 +81,5 @@ async def inside(first: str, second: str, size: int, seed: int, fault_s: float, 
 
 if __name__ == "__main__":
     first, second, size, *numbers = sys.argv[1:]
-    found = asyncio.run(inside(first, second, int(size), int(numbers[0]), float(numbers[1]), float(numbers[2])))
+    found = asyncio.run(run_drill(first, second, int(size), int(numbers[0]), float(numbers[1]), float(numbers[2])))
     print(msgspec.json.encode(found).decode())

@@ -67,11 +67,11 @@ class Leftovers:
     async def __aexit__(self, *_: object) -> None:
         self._watching.cancel()
 
-    async def after(self, limit_s: float = 30.0) -> dict[str, int]:
+    async def wait_until_none(self, limit_s: float = 30.0) -> dict[str, int]:
         """Once the workers are gone; given a moment, since dying takes one."""
         end = time.monotonic() + limit_s
         while True:
-            found = await self._found()
+            found = await self._count()
             if not any(found.values()) or time.monotonic() > end:
                 return found
             await asyncio.sleep(0.5)
@@ -81,7 +81,7 @@ class Leftovers:
             self.makers.update(await asyncio.to_thread(find_zygotes, self.home))
             await asyncio.sleep(1)
 
-    async def _found(self) -> dict[str, int]:
+    async def _count(self) -> dict[str, int]:
         async with open_backend("local", root=self.home) as backend:  # which removes groups that are empty
             sandboxes = len(await backend.list())
         boxes = Path(self.home) / "boxes"

@@ -84,7 +84,7 @@ class DrillSystem:
     def client(self, replica: Replica) -> Plane:
         return Plane(f"http://127.0.0.1:{replica.port}", replica.key_file.read_text().strip(), timeout_s=40)
 
-    async def insist(self, work: Callable[[Plane], Awaitable[object]]) -> object:
+    async def try_replicas(self, work: Callable[[Plane], Awaitable[object]]) -> object:
         """From one replica to the other until one answers."""
         end, turn = time.monotonic() + GIVE_UP_S, self.chance.randrange(2)
         while True:
@@ -207,7 +207,7 @@ async def drill_watched(system: DrillSystem, left: Leftovers, name: str, fault: 
             async with slots:
                 key = f"drill-{number}"
                 request = {"image": "host", "ttl_s": 600, "labels": {"drill": key}}
-                found = await system.insist(lambda plane: plane.instances.create(idempotency_key=key, **request))
+                found = await system.try_replicas(lambda plane: plane.instances.create(idempotency_key=key, **request))
                 made[key] = found["id"]
                 await asyncio.sleep(0.05)
 
@@ -218,11 +218,11 @@ async def drill_watched(system: DrillSystem, left: Leftovers, name: str, fault: 
         await until_done(work, made)
         counts = await count_records(system, made)
         for key in made.values():
-            await system.insist(lambda plane, key=key: gone(plane, key))
+            await system.try_replicas(lambda plane, key=key: wait_until_gone(plane, key))
         counts["leases"] = await settle(system, left)
         for one in system.replicas:
             one.kill()
-        remains = await left.after()
+        remains = await left.wait_until_none()
     except (PlaneError, TimeoutError, OSError) as error:
         problem = f"{type(error).__name__}: {error}"
     finally:
@@ -259,16 +259,16 @@ async def settle(system: DrillSystem, left: Leftovers) -> int:
     Processes are not looked at yet: replicas that live keep what makes their sandboxes."""
     end = time.monotonic() + SETTLE_S
     while True:
-        await system.insist(lambda plane: plane.json("POST", "/v1/sweep"))
-        usage = await system.insist(lambda plane: plane.usage())
-        remains = await left.after(1)
+        await system.try_replicas(lambda plane: plane.json("POST", "/v1/sweep"))
+        usage = await system.try_replicas(lambda plane: plane.usage())
+        remains = await left.wait_until_none(1)
         there = any(count for name, count in remains.items() if name != "processes")
         if (not usage["used"] and not there) or time.monotonic() > end:
             return usage["used"]
         await asyncio.sleep(3)
 
 
-async def gone(plane: Plane, instance_id: str) -> None:
+async def wait_until_gone(plane: Plane, instance_id: str) -> None:
     try:
         await plane.instances.delete(instance_id)
     except PlaneNotFound:

@@ -44,7 +44,7 @@ def evaluate(
     from rollyard.runs.display.progress import display as make_display
     from rollyard.runs.report.report import Report
     from rollyard.runs.run import evaluate as evaluation
-    from rollyard.runs.run.command import closing_words, store_option
+    from rollyard.runs.run.command import describe_end, store_option
     from rollyard.runs.run.config import load
     from rollyard.runs.run.interrupt import run_interruptibly
     from rollyard.runs.run.policies import check_policies
@@ -74,7 +74,7 @@ def evaluate(
     if as_json:
         print_json(report)
     else:
-        typer.echo(closing_words(report, store), nl=False)
+        typer.echo(describe_end(report, store), nl=False)
         if out is not None:
             typer.echo(f"report in {out / 'report.html'}")
         if written and not any(path.suffix == ".svg" for path in written):

@@ -75,9 +75,8 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
     dialect: Dialect | None = None
     solution: str | None = None  # the path in the sandbox of the task's solution script, for the oracle
     allow_unsafe: bool = False
-    resumes: Literal["turn", "call"] | None = (
-        None  # goes on from its session: with the next turn, or at a call it was cut at
-    )
+    # Goes on from its session: with the next turn, or at a call it was cut at
+    resumes: Literal["turn", "call"] | None = None
 
     def __post_init__(self) -> None:
         check_sequences(self)
@@ -198,12 +197,12 @@ class Agent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbi
 
     @property
     def dialect(self) -> Dialect | None:
-        """The one it speaks unless told otherwise; None when it calls no model."""
+        """The dialect it speaks by default; None when it calls no model."""
         return next(iter(self.wires), None)
 
     @property
     def calls_model(self) -> bool:
-        """An agent that declares no `wires` has nothing to ask a policy."""
+        """Whether it calls a model: an agent that declares no `wires` does not."""
         return bool(self.wires)
 
     @property

@@ -46,7 +46,7 @@ def make_once(
     if not is_good(path):
         with hold_lock(_lock_of(path), wait_s):
             if not is_good(path):
-                with _aside(path) as aside:
+                with _build_beside(path) as aside:
                     make(aside)
     return path
 
@@ -62,7 +62,7 @@ async def make_once_async(
     if not is_good(path):
         async with hold_lock_async(_lock_of(path), wait_s):
             if not is_good(path):
-                with _aside(path) as aside:
+                with _build_beside(path) as aside:
                     await make(aside)
     return path
 
@@ -148,7 +148,7 @@ def _check_wait(path: Path, until: float, wait_s: float) -> None:
 
 
 @contextmanager
-def _aside(path: Path) -> Generator[Path]:
+def _build_beside(path: Path) -> Generator[Path]:
     """A free name beside `path` that becomes `path` at the end. Only the holder of its lock comes here, so whatever has such a
     name was left by a maker that died."""
     for left in path.parent.glob(f".new-????????-{escape(path.name)}"):

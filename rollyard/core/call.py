@@ -26,10 +26,9 @@ PromptSource = Literal["bridge", "bridged_by_id", "render", "engine"]
 PauseMode = Literal["abort", "wait", "keep"]  # what becomes of answers under way while a model server takes new weights
 
 REPLAYED = "replayed"  # the flaw of an answer that was sampled then, not now
-SAID = "said by the caller"  # the flaw of an answer that the caller wrote in place of the policy's
+GIVEN_BY_CALLER = "said by the caller"  # the flaw of an answer that the caller wrote in place of the policy's
 NO_THINKING = '{"enabled":false}'  # as `Sampling.reasoning`
 Ids = array  # array("i"): token ids
-Floats = array  # array("d"): logprobs
 
 
 def ids(values: Any = ()) -> array[int]:
@@ -61,9 +60,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
     extra: Mapping[str, Any] = {}
 
 
-TokenCount = Annotated[
-    int, msgspec.Meta(ge=0, le=2**53)
-]  # what a server says; more could be neither stored nor added up
+# What a server says; more could be neither stored nor added up
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
@@ -219,9 +217,8 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     trainable: bool = True
     flaws: tuple[str, ...] = ()
     error: str | None = None
-    status: int | None = (
-        None  # the model server's HTTP status: of a refusal, and of every call that passed through unread
-    )
+    # The model server's HTTP status: of a refusal, and of every call that passed through unread
+    status: int | None = None
     raw_request: bytes = b""  # digest of the stored request body
     raw_response: bytes = b""
     received_at: float = 0.0

@@ -93,19 +93,19 @@ def _compare(
     tail = tail if tail >= LEAST_COPY else 0
     if head:
         pieces.append((offset, offset + head))
-    _between(pieces, old[head : old_end - tail], offset + head, new[head : new_end - tail], anchors)
+    _compare_between(pieces, old[head : old_end - tail], offset + head, new[head : new_end - tail], anchors)
     if tail:
         pieces.append((offset + old_end - tail, offset + old_end))
 
 
-def _between(
+def _compare_between(
     pieces: list[bytes | tuple[int, int]], old: bytes, offset: int, new: bytes, anchors: tuple[bytes, ...]
 ) -> None:
     if len(old) >= LEAST_CUT and len(new) >= LEAST_CUT:
         for index, word in enumerate(anchors):
             old_at, new_at = old.find(word), new.find(word)
             if old_at > 0 and new_at > 0:
-                _between(pieces, old[:old_at], offset, new[:new_at], anchors[index + 1 :])
+                _compare_between(pieces, old[:old_at], offset, new[:new_at], anchors[index + 1 :])
                 _compare(pieces, old[old_at:], offset + old_at, new[new_at:], anchors[index + 1 :])
                 return
     if new:

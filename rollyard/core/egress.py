@@ -119,14 +119,14 @@ def _split_port(host: str) -> tuple[str, int | None]:
     return host, int(text)
 
 
-class NetworkWish(msgspec.Struct, frozen=True):
+class NetworkOption(msgspec.Struct, frozen=True):
     """What a caller wishes for the network of tasks: as they say, none, these hosts, or the public network."""
 
     kind: Literal["task", "none", "allow", "public"]
     hosts: tuple[str, ...] = ()
 
 
-def parse_wish(text: str) -> NetworkWish:
+def parse_network_option(text: str) -> NetworkOption:
     """`task`, `none`, `public`, or `allow:HOST,...`. An address that is named by itself may be any, this machine's too."""
     kind, colon, rest = text.partition(":")
     if kind == "allow" and colon:
@@ -134,17 +134,17 @@ def parse_wish(text: str) -> NetworkWish:
         if not rules:
             raise ConfigError("network allow: names no host", hint="say allow:HOST,..., or none")
         named = (rule._replace(address=rule.host) if is_address(rule.host) else rule for rule in rules)
-        return NetworkWish("allow", tuple(dict.fromkeys(rule.text for rule in named)))
+        return NetworkOption("allow", tuple(dict.fromkeys(rule.text for rule in named)))
     if colon or kind not in ("task", "none", "public"):
         raise ConfigError(f"network is task, none, allow:HOST,... or public, got {text!r}")
-    return NetworkWish(kind)
+    return NetworkOption(kind)
 
 
-def parse_build_wish(text: str) -> NetworkWish:
+def parse_build_network(text: str) -> NetworkOption:
     """What the commands of Dockerfiles may reach (`--build-network`): `none`, `allow:HOST,...` or `public`."""
     if text not in ("none", "public") and not text.startswith("allow:"):
         raise ConfigError(f"builds have the network none, allow:HOST,... or public, not {text!r}")
-    wish = parse_wish(text)
+    wish = parse_network_option(text)
     if "*" in wish.hosts:
         raise ConfigError(f"{text!r} lets builds reach every host", hint="say public where that is meant")
     return wish
@@ -153,7 +153,7 @@ def parse_build_wish(text: str) -> NetworkWish:
 TaskNetwork = tuple[str | None, tuple[str, ...]]  # `network` and `allowed_hosts` of a task
 
 
-def narrow(wanted: TaskNetwork, wish: NetworkWish) -> TaskNetwork:
+def narrow(wanted: TaskNetwork, wish: NetworkOption) -> TaskNetwork:
     """What is given of what a task asks for: never more than it asks, where it says something, and never more than is wished."""
     network, hosts = wanted
     if wish.kind == "none" or network == "none":

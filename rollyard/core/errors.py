@@ -127,7 +127,7 @@ class IsolationTooWeak(ConfigError):
 
 
 class Interrupted(Error):
-    """By a signal: Ctrl-C, or what ends programs (SIGTERM, SIGHUP)."""
+    """A signal ended the program: Ctrl-C, SIGTERM or SIGHUP."""
 
     def __init__(self, message: str, *, signal_number: int) -> None:
         super().__init__(message)
@@ -138,7 +138,7 @@ class CannotListen(Error):
     retry: ClassVar[Retry] = "safe"
 
     def __init__(self, host: str, port: int | None, error: OSError) -> None:
-        """Without a port, `host` is the path of a socket."""
+        """Without a `port`, `host` is the path of a socket."""
         taken = error.errno == errno.EADDRINUSE
         why = "another program listens there" if taken else error.strerror or str(error)
         hint = f"choose another {'path' if port is None else 'port'}, or end that program" if taken else None

@@ -40,9 +40,8 @@ class RoutedExperts(msgspec.Struct, frozen=True):
     def to_npy(self) -> bytes:
         shape = (len(self), self.layers, self.top_k)
         header = f"{{'descr': '{_DTYPES[self.width]}', 'fortran_order': False, 'shape': {shape}, }}"
-        header = (
-            header.ljust(-(-(len(header) + 11) // 64) * 64 - 11) + "\n"
-        )  # magic, version, length and this fill whole lines
+        # Magic, version, length and this fill whole lines
+        header = header.ljust(-(-(len(header) + 11) // 64) * 64 - 11) + "\n"
         return _MAGIC + b"\1\0" + struct.pack("<H", len(header)) + header.encode() + self.data
 
     def to_base64(self) -> str:

@@ -31,7 +31,7 @@ def alike(message: str) -> str:
 
 
 def group_failures(found: Iterable[FailureGroup]) -> tuple[FailureGroup, ...]:
-    """Those that are alike as one, the most frequent first."""
+    """Join the groups that are alike; the most frequent comes first."""
     groups: dict[tuple[str, str, str], FailureGroup] = {}
     for one in found:
         key = (one.boundary, one.cause, alike(one.message))

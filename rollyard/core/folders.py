@@ -147,11 +147,11 @@ def remove(path: str | os.PathLike[str]) -> None:
         _unlink(going.here, kept)
         while True:
             if (name := going.here.next_folder()) is not None:
-                with _hold(kept):
+                with _keep_first_error(kept):
                     going.down(name)
                     _unlink(going.here, kept)
             elif (name := going.up()) is not None:
-                with _hold(kept):
+                with _keep_first_error(kept):
                     os.rmdir(name, dir_fd=going.here.fd)
             else:
                 break
@@ -165,12 +165,12 @@ def remove(path: str | os.PathLike[str]) -> None:
 
 def _unlink(folder: Folder, kept: list[OSError]) -> None:
     for name in folder.others:
-        with _hold(kept):
+        with _keep_first_error(kept):
             os.unlink(name, dir_fd=folder.fd)
 
 
 @contextlib.contextmanager
-def _hold(kept: list[OSError]) -> Generator[None]:
+def _keep_first_error(kept: list[OSError]) -> Generator[None]:
     try:
         yield
     except FileNotFoundError:

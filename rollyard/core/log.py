@@ -34,7 +34,7 @@ class Log:
         self._write(logging.ERROR, event, args, fields, exc_info)
 
     def exception(self, event: str, /, *args: Any, **fields: Any) -> None:
-        """With the exception that is being handled."""
+        """An error's line, with the exception that is being handled."""
         self._write(logging.ERROR, event, args, fields, True)
 
     def _write(

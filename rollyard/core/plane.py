@@ -35,10 +35,8 @@ RecordKind = Literal[
     "project",
     "build",
 ]
-KINDS_OF_INSTANCES: tuple[RecordKind, ...] = (
-    "rock_shell",
-    "e2b_program",
-)  # their scope is an instance, and they end with it
+# Their scope is an instance, and they end with it
+KINDS_OF_INSTANCES: tuple[RecordKind, ...] = ("rock_shell", "e2b_program")
 InstanceState = Literal["creating", "running", "paused", "deleting", "deleted", "expired", "failed"]
 
 
@@ -153,7 +151,7 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         return self.plan.on_timeout == "end" or self.state not in ("running", "paused")
 
 
-class Happening(msgspec.Struct, frozen=True, kw_only=True):
+class InstanceEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One line of an instance's history."""
 
     at: float
@@ -209,7 +207,7 @@ class WarmPool(msgspec.Struct, frozen=True, kw_only=True):
         return POOL_OWNER + self.name
 
 
-class Taking(msgspec.Struct, frozen=True, kw_only=True):
+class PoolClaim(msgspec.Struct, frozen=True, kw_only=True):
     """What an instance from a pool becomes for the one who takes it."""
 
     owner: str

@@ -73,7 +73,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def input(self) -> bytes | None:
-        """What its stdin holds, when that is given whole."""
+        """The whole content of its stdin, where that is known before it starts."""
         return self.stdin if isinstance(self.stdin, bytes) else None
 
     @property
@@ -81,7 +81,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         return MAX_OUTPUT if self.max_output is None else self.max_output
 
     def with_defaults(self, *, env: Mapping[str, str], cwd: str | None = None, user: str | None = None) -> Self:
-        """The same program in a place that says what was left open."""
+        """The same program with these values where it names none of its own."""
         fields = {"env": {**env, **self.env}, "cwd": self.cwd or cwd, "user": self.user or user}
         return msgspec.structs.replace(self, **fields)
 

@@ -12,5 +12,5 @@ class Progress(Protocol):
     def __call__(self, done: float, total: float | None = None, message: str | None = None) -> Awaitable[None]: ...
 
 
-async def unheard(done: float, total: float | None = None, message: str | None = None) -> None:
+async def ignore_progress(done: float, total: float | None = None, message: str | None = None) -> None:
     """Progress without a listener."""

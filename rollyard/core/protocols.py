@@ -137,7 +137,7 @@ class Sleeps(Protocol):
 
 @runtime_checkable
 class SleepsSandboxes(Protocol):
-    """A backend whose sandboxes do."""
+    """A backend whose sandboxes can sleep."""
 
     def check_sleep(self) -> None:
         """Raises `Unsupported` where the machine has no swap."""
@@ -261,7 +261,7 @@ class Prefix(Protocol):
         ...
 
     def take(self, call: Call) -> tuple[Call, Reply | None]: ...
-    def unreached(self) -> Error:
+    def unreached_error(self) -> Error:
         """What to say of a rollout that ended before its branch point."""
         ...
 

@@ -275,7 +275,7 @@ REMEDIES: Mapping[str, Remedy] = {
         "An owner has as many jobs under way as the rollout server gives.",
         "Wait until some have ended, or cancel them.",
     ),
-    "NotThere": Remedy(
+    "JobNotFound": Remedy(
         "The rollout server has no such job, or it is another owner's.",
         "Look at the id, and at the key that you send.",
     ),

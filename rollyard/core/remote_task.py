@@ -87,7 +87,7 @@ class TaskConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def image(self) -> str | None:
-        """The type of its image: the standard one is named by none, and a screen is in those of type `mcp`."""
+        """The type of its image; None is the standard one. Only images of type `mcp` have a screen."""
         return self.image_type or ("mcp" if self.task_modality == "computer_use" else None)
 
     @property

@@ -39,7 +39,7 @@ class CommandRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
     @classmethod
     def of(cls, command: str, done: Exit) -> Self:
-        """Of a program that ended like this, with the end of its output."""
+        """The record of a program that ended as `done` says, with the end of its output."""
         return cls(
             command=command,
             exit_code=done.exit_code,
@@ -85,7 +85,7 @@ class StageRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One model call as people and trainers read it (R1)."""
+    """One model call as people and trainers read it."""
 
     call_id: str
     kind: str
@@ -153,9 +153,8 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     workdir: bytes | None = None  # a tar of the working directory as the agent left it
     artifacts: Mapping[str, str] = {}  # name -> blob digest
     diff: str | None = None
-    writes: tuple[str, ...] | None = (
-        None  # paths that `diff` does not show and the agent wrote; None: the backend cannot tell
-    )
+    # Paths that `diff` does not show and the agent wrote; None: the backend cannot tell
+    writes: tuple[str, ...] | None = None
     parent_rollout: str | None = None  # that it branches off, at `parent_call` (`end`: after its last answer)
     parent_call: str | None = None
     replayed: int = 0  # calls that were answered as the parent's were; `calls` and `usage` are without them
@@ -201,7 +200,7 @@ class Rollout(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.failure.message if self.failure is not None else None
 
     def _repr_html_(self) -> str:
-        """In a notebook."""
+        """How a notebook shows the rollout."""
         from rollyard.core.html import draw_rollout
 
         return draw_rollout(self)

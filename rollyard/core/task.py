@@ -1,5 +1,5 @@
 """A `Task` is frozen data: what to do, where, within which limits, and how it is judged. Loading one from a folder, a row
-or a class is the `tasks` room's work; running one is `runs`."""
+or a class is the work of the package `tasks`; `runs` runs it."""
 
 from __future__ import annotations
 

@@ -43,14 +43,14 @@ def refusal(error: EnvRefused) -> Response:
 
 
 class RequestBody:
-    """A request's body, read once, and given `again` to an application behind."""
+    """A request's body, read once, and given again to an application behind."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._read = bytearray()
         self._given = False
 
-    async def whole(self) -> bytes:
+    async def read_all(self) -> bytes:
         more = True
         while more:
             message = await self._receive()
@@ -62,7 +62,7 @@ class RequestBody:
             more = message.get("more_body", False)
         return bytes(self._read)
 
-    async def again(self) -> Message:
+    async def replay(self) -> Message:
         if self._given:
             return await self._receive()
         self._given = True

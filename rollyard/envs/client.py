@@ -219,7 +219,7 @@ class OwnWire:
         now = asyncio.get_running_loop().time()
         for waiting in self._waiting.values():
             if waiting.due <= now and not waiting.answer.done():
-                waiting.answer.set_exception(_late(waiting.move, waiting.within_s))
+                waiting.answer.set_exception(_timeout_error(waiting.move, waiting.within_s))
         due = min((w.due for w in self._waiting.values() if not w.answer.done()), default=None)
         if due is not None:
             self._set_timer(due)
@@ -353,6 +353,6 @@ def _tell(waiting: Waiting, frame: Answered) -> None:
         waiting.answer.set_exception(error)
 
 
-def _late(move: str, within_s: float) -> EnvError:
+def _timeout_error(move: str, within_s: float) -> EnvError:
     kind = EnvError if move == "step" else EnvUnavailable  # a step may have run: doing it again is another step
     return kind(f"{move}: no answer in {within_s:g} s")

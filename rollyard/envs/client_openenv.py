@@ -35,9 +35,9 @@ class OpenEnvWire:
         """`progress` hears nothing: this wire has no word for it."""
         if move == "reset":
             known = {k: given[k] for k in ("seed", "episode_id") if given.get(k) is not None}
-            return _ours(await self._ask("reset", {**given["options"], **known}, "observation"))
+            return _convert_answer(await self._ask("reset", {**given["options"], **known}, "observation"))
         if move == "step":
-            return _ours(await self._ask("step", given["action"], "observation"))
+            return _convert_answer(await self._ask("step", given["action"], "observation"))
         if move == "state":
             return await self._ask("state", None, "state")
         if move == "tools":
@@ -71,7 +71,7 @@ class OpenEnvWire:
             attempt = 0
             while True:
                 try:
-                    answer = await self._once(text, expects)
+                    answer = await self._exchange(text, expects)
                     self._begun = True
                     return answer
                 except EnvUnavailable:
@@ -83,7 +83,7 @@ class OpenEnvWire:
                 await asyncio.sleep(backoff(attempt))
                 self._socket = await dial(self._url, self._options)
 
-    async def _once(self, text: bytes, expects: str) -> Any:
+    async def _exchange(self, text: bytes, expects: str) -> Any:
         socket = self._socket
         if socket is None:
             raise EpisodeLost("the connection to the environment is gone")
@@ -122,7 +122,7 @@ async def _await_answer(socket: Socket, expects: str) -> dict[str, Any]:
             return frame
 
 
-def _ours(answer: Mapping[str, Any]) -> dict[str, Any]:
+def _convert_answer(answer: Mapping[str, Any]) -> dict[str, Any]:
     """Servers before 0.4 leave metadata out; then there is none."""
     observation: Any = answer.get("observation")
     inner = observation.get("metadata") if isinstance(observation, dict) else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from rollyard.core.progress import Progress, unheard
+from rollyard.core.progress import Progress, ignore_progress
 
 if TYPE_CHECKING:
     from rollyard.tools.tool import Tool
@@ -49,7 +49,7 @@ class Env:
     counts_itself: ClassVar[bool] = False
     """Written for OpenEnv: `reset` gets `episode_id` among its options, `state` has an id and a count of its own, and a tool
     call that comes as an action is a step."""
-    report_progress: Progress = staticmethod(unheard)
+    report_progress: Progress = staticmethod(ignore_progress)
 
     async def prepare(self) -> None:
         """Called once and first; whatever takes long when an environment is made goes here. `close` follows a failure."""

@@ -43,9 +43,9 @@ class McpEndpoint:
         body = RequestBody(receive)
         request: Mapping[str, Any] = {}
         try:
-            request = object_of(await body.whole())
+            request = object_of(await body.read_all())
             if request.get("method") == "initialize":
-                await self._initialize(scope, body.again, send)
+                await self._initialize(scope, body.replay, send)
                 return
             answer = await self._rpc(request)
         except EnvRefused as error:

@@ -126,9 +126,8 @@ class AdoptedEnv(Env):
 
     async def close(self) -> None:
         try:
-            await self._in_thread(
-                lambda: self._env is None or self._env.close()
-            )  # after what makes it, also when cut short
+            # After what makes it, also when cut short
+            await self._in_thread(lambda: self._env is None or self._env.close())
         finally:
             self._thread.shutdown(wait=False)
 

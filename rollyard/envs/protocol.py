@@ -65,7 +65,7 @@ class EnvConnection:
         await self._peer.accept(SUBPROTOCOL)
         beat = asyncio.get_running_loop().create_task(self._beat())
         try:
-            await self._peer.each(self._hear)
+            await self._peer.for_each_message(self._receive)
         finally:
             beat.cancel()
             for task in self._tasks:
@@ -73,7 +73,7 @@ class EnvConnection:
             if self._session is not None:
                 self._let_go(self._session)
 
-    def _hear(self, text: str | bytes) -> None:
+    def _receive(self, text: str | bytes) -> None:
         try:
             frame = self._decoder.decode(text)
             if len(frame.id) > _ID:
@@ -138,7 +138,7 @@ class EnvConnection:
             )
         finally:
             self._opening = False
-        answer = self._hold(session) | {"lease": session.lease}
+        answer = self._keep_session(session) | {"lease": session.lease}
         return answer | ({"agent_key": session.agent_key} if self._agent_keys else {})
 
     async def _reopen(self, session_id: str, lease: str) -> dict[str, Any]:
@@ -146,9 +146,9 @@ class EnvConnection:
         if not session.holds(lease):
             raise EnvRefused("SESSION_ERROR", "there is no such session")
         self._sessions.counters.sessions["reattached"] += 1
-        return self._hold(session)
+        return self._keep_session(session)
 
-    def _hold(self, session: EnvSession) -> dict[str, Any]:
+    def _keep_session(self, session: EnvSession) -> dict[str, Any]:
         self._sessions.attach(session)
         self._session = session
         session.heard = self._progress

@@ -53,11 +53,11 @@ class EnvResult(msgspec.Struct, frozen=True):
         return KeptAnswer(value=self.value)
 
     @staticmethod
-    def again(kept: KeptAnswer) -> EnvResult:
+    def replay(kept: KeptAnswer) -> EnvResult:
         return EnvResult.of(kept.value) if kept.code is None else EnvResult(error=EnvRefused(kept.code, kept.message))
 
 
-def plain(result: StepResult) -> dict[str, Any]:
+def as_plain(result: StepResult) -> dict[str, Any]:
     """As JSON values. A reward that is no number is an error here, never a null on the wire."""
     if result.reward is not None and not math.isfinite(result.reward):
         raise EnvRefused(

@@ -124,24 +124,24 @@ class EnvServer:
 
     def _routes(self) -> list[Route]:
         gym = [
-            Route("/reset", _plainly(self._reset), methods=["POST"]),
-            Route("/step", _plainly(self._step), methods=["POST"]),
-            Route("/state", _plainly(self._state), methods=["GET", "POST"]),
+            Route("/reset", _json_endpoint(self._reset), methods=["POST"]),
+            Route("/step", _json_endpoint(self._step), methods=["POST"]),
+            Route("/state", _json_endpoint(self._state), methods=["GET", "POST"]),
         ]
         return [
-            Route("/health", _plainly(self._health), methods=["GET"]),
+            Route("/health", _json_endpoint(self._health), methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
-            Route("/metadata", _plainly(self._metadata), methods=["GET"]),
-            Route("/schema", _plainly(self._schema), methods=["GET"]),
-            Route("/openapi.json", _plainly(self._openapi), methods=["GET"]),
-            Route("/list_environments", _plainly(self._names), methods=["GET"]),
-            Route("/sessions", _plainly(self._list), methods=["GET"]),
-            Route("/sessions", _plainly(self._open), methods=["POST"]),
-            Route("/sessions/{id}", _plainly(self._end), methods=["DELETE"]),
-            Route("/sessions/{id}/cancel", _plainly(self._cancel), methods=["POST"]),
+            Route("/metadata", _json_endpoint(self._metadata), methods=["GET"]),
+            Route("/schema", _json_endpoint(self._schema), methods=["GET"]),
+            Route("/openapi.json", _json_endpoint(self._openapi), methods=["GET"]),
+            Route("/list_environments", _json_endpoint(self._names), methods=["GET"]),
+            Route("/sessions", _json_endpoint(self._list), methods=["GET"]),
+            Route("/sessions", _json_endpoint(self._open), methods=["POST"]),
+            Route("/sessions/{id}", _json_endpoint(self._end), methods=["DELETE"]),
+            Route("/sessions/{id}/cancel", _json_endpoint(self._cancel), methods=["POST"]),
             *([] if self._production else gym),
-            Route("/{env}/splits", _plainly(self._splits), methods=["GET"]),
-            *(Route(f"/{{env}}/{verb}", _plainly(self._task_verb), methods=["POST"]) for verb in _TASK_VERBS),
+            Route("/{env}/splits", _json_endpoint(self._splits), methods=["GET"]),
+            *(Route(f"/{{env}}/{verb}", _json_endpoint(self._task_verb), methods=["POST"]) for verb in _TASK_VERBS),
         ]
 
     @asynccontextmanager
@@ -216,22 +216,22 @@ class EnvServer:
 
     async def _reset(self, request: Request) -> Any:
         body = await _body(request)
-        async with self._about(request) as session:
+        async with self._enter_session(request) as session:
             return await openenv.reset(session, body)
 
     async def _step(self, request: Request) -> Any:
         action = (await _body(request)).get("action")
         if not isinstance(action, dict):
             raise EnvRefused("VALIDATION_ERROR", "action must be an object")
-        async with self._about(request) as session:
+        async with self._enter_session(request) as session:
             return await openenv.step(session, action)
 
     async def _state(self, request: Request) -> Any:
-        async with self._about(request) as session:
+        async with self._enter_session(request) as session:
             return await session.do("state", {})
 
     @asynccontextmanager
-    async def _about(self, request: Request) -> AsyncGenerator[EnvSession]:
+    async def _enter_session(self, request: Request) -> AsyncGenerator[EnvSession]:
         """The session that the request names, or one for this request alone."""
         named = request.headers.get("x-session-id")
         if named is not None:
@@ -244,7 +244,7 @@ class EnvServer:
             await self._sessions.close(session)
 
 
-def _plainly(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+def _json_endpoint(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
     """A route's value as JSON, its refusal as a status."""
 
     async def endpoint(request: Request) -> Response:
@@ -257,7 +257,7 @@ def _plainly(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request],
 
 
 async def _body(request: Request) -> dict[str, Any]:
-    return object_of(await RequestBody(request.receive).whole())
+    return object_of(await RequestBody(request.receive).read_all())
 
 
 def _path(scope: Scope) -> str:

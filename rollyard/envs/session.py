@@ -23,7 +23,7 @@ from rollyard.core.ids import new_id, secret
 from rollyard.envs.env import RESERVED, Env
 from rollyard.envs.journal import JournalRecord, SessionJournal
 from rollyard.envs.metrics import EnvCounters
-from rollyard.envs.results import EnvRefused, EnvResult, plain
+from rollyard.envs.results import EnvRefused, EnvResult, as_plain
 from rollyard.envs.telemetry import Telemetry
 from rollyard.tools.tool import ToolContext
 from rollyard.tools.toolset import Toolset
@@ -93,7 +93,7 @@ class EnvSession:
         env.report_progress = self._progress
         for request_id, kept in {} if left is None else left.answers.items():
             answer: asyncio.Future[EnvResult] = asyncio.get_running_loop().create_future()
-            answer.set_result(EnvResult.again(kept))
+            answer.set_result(EnvResult.replay(kept))
             self._answered[request_id] = answer
 
     @property
@@ -289,14 +289,14 @@ class EnvSession:
             options = {**options, "episode_id": episode}
         result = await self._env.reset(seed=seed, options=options)
         self._episode_id, self._steps, self._broken = episode or new_id("ep"), 0, False
-        return plain(result)
+        return as_plain(result)
 
     async def _step_env(self, action: Any) -> Any:
         try:
             action = msgspec.convert(action, type(self._env).action)
         except msgspec.ValidationError as error:
             raise EnvRefused("VALIDATION_ERROR", f"action: {error}") from error
-        result = plain(await self._env.step(action))
+        result = as_plain(await self._env.step(action))
         self._steps += 1
         return result
 

@@ -21,7 +21,7 @@ class WebSocketPeer(Protocol):
     async def accept(self, subprotocol: str | None = None) -> None: ...
     def send(self, text: bytes) -> None: ...
     async def receive(self) -> str | bytes | None: ...
-    async def each(self, heard: Callable[[str | bytes], None]) -> None:
+    async def for_each_message(self, heard: Callable[[str | bytes], None]) -> None:
         """Call `heard` with every message until the peer is gone."""
         ...
 
@@ -58,7 +58,7 @@ class AsgiPeer:
         text = message.get("text")
         return text if text is not None else message.get("bytes") or b""
 
-    async def each(self, heard: Callable[[str | bytes], None]) -> None:
+    async def for_each_message(self, heard: Callable[[str | bytes], None]) -> None:
         while (text := await self.receive()) is not None:
             heard(text)
 

@@ -52,7 +52,7 @@ class TaskApi:
         if verb == "num_tasks":
             return {"num_tasks": len(tasks)}
         if verb == "task":
-            return {"task": _one(tasks, query.index)}
+            return {"task": _pick_task(tasks, query.index)}
         if verb == "task_range":
             return {"tasks": _plain(list(tasks[query.start : query.stop]))}
         return {"tasks": _plain(list(tasks)), "env_name": self._name}
@@ -64,7 +64,7 @@ class TaskApi:
             raise EnvRefused("UNSUPPORTED", "this environment has no tasks to look through")
 
 
-def _one(tasks: Sequence[Any], index: int | None) -> Any:
+def _pick_task(tasks: Sequence[Any], index: int | None) -> Any:
     if index is None:
         raise EnvRefused("VALIDATION_ERROR", "index must be an integer")
     if not 0 <= index < len(tasks):

@@ -200,7 +200,7 @@ class Admin:
         return Response(write_metrics(gate_metrics(self._gate)), media_type=METRICS_TEXT)
 
     async def _trajectory(self, request: Request) -> tuple[Trajectory, Session | None]:
-        """Of an open session from memory; of a closed one from the log."""
+        """An open session's trajectory comes from memory, a closed one's from the log."""
         rollout_id = request.path_params["session_id"]
         session = self._gate.sessions.get(rollout_id)
         if session is not None:

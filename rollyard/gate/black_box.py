@@ -17,7 +17,7 @@ from rollyard.core.protocols import Passthrough, RawRequest, RawResponse
 from rollyard.gate.answer_check import AnswerCheck
 from rollyard.gate.keys import key_of
 from rollyard.gate.refusals import refusal_of
-from rollyard.gate.session import GAVE_UP, PATIENCE_S, RefusedCall
+from rollyard.gate.session import EXCUSED_WAIT_S, GAVE_UP, RefusedCall
 from rollyard.net.http_server import Exchange
 from rollyard.wire import CODECS, Route
 from rollyard.wire.codec import Codec
@@ -70,13 +70,13 @@ async def relay(
     try:
         async with asyncio.timeout(limit_s):
             await calls.restore(session)
-            await calls.turnstile.enter(session.lane)
+            await calls.fair_queue.enter(session.lane)
             try:
                 session.refuse_server_tools(route.dialect, exchange.body)
                 if not await calls.stop_if_spent(session, route, exchange):
                     await one.run(through, request)
             finally:
-                calls.turnstile.leave(session.lane)
+                calls.fair_queue.leave(session.lane)
     except asyncio.CancelledError:  # the reader left or the rollout closed: no reader is left to tell
         one.note_leaving()
         exchange.abort()
@@ -162,7 +162,7 @@ class Relay:
             self._conclude(self._seen)
             return
         waited = time.time() - self._session.relays.get(self.id, self.began)
-        status = GAVE_UP if waited < PATIENCE_S else 504
+        status = GAVE_UP if waited < EXCUSED_WAIT_S else 504
         cause = f"the agent left after {waited:.0f} s without an answer"
         self._session.refused = RefusedCall(cause=cause, status=status, model=self._model())
 

@@ -13,7 +13,7 @@ class BodyDigest:
         self._state = sha256()  # of `_text`
 
     def digest(self, body: bytes, known: memoryview) -> bytes:
-        """`known` is what the body may begin with, and those after it too."""
+        """`known` is a text with which this body and later ones may begin."""
         if len(known) < LEAST or not body.startswith(known):
             return sha256(body).digest()
         if known is not self._text:

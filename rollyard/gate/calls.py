@@ -23,13 +23,13 @@ from rollyard.core.message import Message, Text
 from rollyard.core.node import Added
 from rollyard.core.protocols import CallLog, Policy
 from rollyard.gate.classify import KEPT_HEADERS, label
-from rollyard.gate.fairness import Turnstile
+from rollyard.gate.fairness import FairQueue
 from rollyard.gate.limits import GateLimits
 from rollyard.gate.metrics import GateCounters
 from rollyard.gate.pending import GateRefusal, PendingReader, PendingTurn
 from rollyard.gate.refusals import refusal_of, stop_reason
 from rollyard.gate.restore import note_shape, restore
-from rollyard.gate.session import GAVE_UP, PATIENCE_S, RefusedCall
+from rollyard.gate.session import EXCUSED_WAIT_S, GAVE_UP, RefusedCall
 from rollyard.net.http_server import Exchange
 from rollyard.wire import CODECS, Route
 from rollyard.wire.codec import Codec, WireRequest
@@ -55,11 +55,10 @@ class Calls:
     """Answers the calls of all sessions. One of these per gate."""
 
     def __init__(self, log: CallLog | None, limits: GateLimits, counters: GateCounters) -> None:
-        self.turnstile = Turnstile(limits.concurrent, queue=limits.queue, wait_s=limits.queue_s)
+        self.fair_queue = FairQueue(limits.concurrent, queue=limits.queue, wait_s=limits.queue_s)
         self.policy_version: int | None = None
-        self._seen: WeakKeyDictionary[Policy, int] = (
-            WeakKeyDictionary()
-        )  # policy -> the newest version it answered with
+        # Policy -> the newest version it answered with
+        self._seen: WeakKeyDictionary[Policy, int] = WeakKeyDictionary()
         self._log = log
         self._limits = limits
         self._counters = counters
@@ -192,7 +191,7 @@ class Calls:
                 await session.before_answer(call, turn.recorded is not None)
             reply = turn.recorded or self._stop(session, call) or await self._ask(session, asked)
             body = first.encode(reply)
-            added = _place(session, turn, call, reply)
+            added = _add_to_trajectory(session, turn, call, reply)
             reply = _replayable(call, reply)  # a token is an object: they go while they are in the processor's cache
             await self._commit(session, turn, added)
         except asyncio.CancelledError:  # only we cancel this task: the rollout closed, time ran out, no reader is left
@@ -208,20 +207,19 @@ class Calls:
         try:
             await self._record_failure(session, turn, call, failure, refusal)
         finally:
-            del (
-                failure
-            )  # its traceback holds this frame: all that the failed call read would wait for the garbage collector
+            # Its traceback holds this frame: all that the failed call read would wait for the garbage collector
+            del failure
 
     async def _ask(self, session: Session, call: Call) -> Reply:
-        lane, turnstile = session.lane, self.turnstile
-        if not turnstile.enter_now(lane):
-            await turnstile.enter(lane)
+        lane, fair_queue = session.lane, self.fair_queue
+        if not fair_queue.enter_now(lane):
+            await fair_queue.enter(lane)
         version = self.policy_version
         try:
             session.calls += 1
             reply = await session.policy(call)
         finally:
-            turnstile.leave(lane)
+            fair_queue.leave(lane)
         session.charge(reply)
         if reply.finished_at is None:
             reply = msgspec.structs.replace(reply, finished_at=time.time())
@@ -296,7 +294,7 @@ class Calls:
             cause = refusal.message
         self._counters.count_refusal(refusal.status)
         status = failure.status if isinstance(failure, UpstreamError | GateError) else None
-        if failure is None and time.time() - call.received_at < PATIENCE_S:
+        if failure is None and time.time() - call.received_at < EXCUSED_WAIT_S:
             status = GAVE_UP
         reason = stop_reason(failure) if failure is not None else None
         session.refused = RefusedCall(cause=cause, status=status, model=call.model, reason=reason)
@@ -304,7 +302,7 @@ class Calls:
         if session.broken is None:
             try:
                 async with asyncio.timeout(self._limits.commit_s):
-                    await self._commit(session, turn, _place(session, turn, call, None, cause, status))
+                    await self._commit(session, turn, _add_to_trajectory(session, turn, call, None, cause, status))
             except Exception as error:  # noqa: BLE001 - the agent must still get its answer; the session is marked broken
                 refusal_of(error, call.dialect, rollout_id=session.rollout_id, call_id=call.id)
         turn.refuse(refusal)
@@ -314,7 +312,7 @@ class Calls:
         """What a rollout begins with that its agent does not ask for: recorded as if it had."""
         for call, reply in history:
             async with asyncio.timeout(self._limits.commit_s):
-                await self._commit(session, None, _place(session, None, call, reply))
+                await self._commit(session, None, _add_to_trajectory(session, None, call, reply))
             session.note_recorded(reply)
         if history:
             note_shape(session, session.trajectory)
@@ -328,7 +326,7 @@ class Calls:
         async with asyncio.timeout(self._limits.call_s):
             reply = await policy(call)
         async with asyncio.timeout(self._limits.commit_s):
-            await self._commit(session, None, _place(session, None, call, reply))
+            await self._commit(session, None, _add_to_trajectory(session, None, call, reply))
         return reply
 
     # -- calls that no policy turn answers
@@ -348,7 +346,7 @@ class Calls:
         counter: Any = getattr(session.policy, "count_tokens", None)
         counted = await counter(call) if counter is not None else None
         async with asyncio.timeout(self._limits.commit_s):
-            await self._commit(session, None, _place(session, None, call, None))
+            await self._commit(session, None, _add_to_trajectory(session, None, call, None))
         exchange.respond(200, codec.count_tokens(estimate(call) if counted is None else counted))
 
     async def stop_if_spent(self, session: Session, route: Route, exchange: Exchange) -> bool:
@@ -410,7 +408,7 @@ def estimate(call: Call) -> int:
     return max(1, len(call.raw) // 4)
 
 
-def _place(
+def _add_to_trajectory(
     session: Session,
     turn: PendingTurn | None,
     call: Call,

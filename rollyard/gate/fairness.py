@@ -29,7 +29,7 @@ class Lane:
         self.waiting: deque[asyncio.Future[None]] = deque()
 
 
-class Turnstile:
+class FairQueue:
     def __init__(self, places: int, *, queue: int, wait_s: float) -> None:
         self.free = places
         self._places = places

@@ -95,7 +95,7 @@ class Gate:
     async def __aenter__(self) -> Self:
         self._running = True
         if self.process is not None and self.process.again:
-            self.calls.turnstile.pause()  # until the others have said what the trainer wants
+            self.calls.fair_queue.pause()  # until the others have said what the trainer wants
         try:
             await self._restore()
             if self._host is not None:
@@ -300,7 +300,7 @@ class Gate:
                     await asyncio.shield(saving)
             if prefix is not None:
                 await self.calls.preload(session, prefix.history(rollout_id))
-        except BaseException:  # cancelled too: a session that was handed to no one is none
+        except BaseException:  # cancelled too: no caller has the session, so it must not stay open
             del self.sessions[rollout_id]
             if saving is not None:
                 await self._withdraw(session, saving)
@@ -472,7 +472,7 @@ class Gate:
 
     @property
     def waiting(self) -> int:
-        return self.calls.turnstile.waiting
+        return self.calls.fair_queue.waiting
 
     @property
     def connections(self) -> int:

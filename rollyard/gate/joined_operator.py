@@ -42,7 +42,7 @@ def sibling_app(gate: Gate, process: GateProcess, alone: Starlette) -> Starlette
         if process.again:
             raise OperatorRefused(503, "this process does not know it yet")
         calls = gate.calls
-        return as_json(TrainerState(policy_version=calls.policy_version, paused=calls.turnstile.paused))
+        return as_json(TrainerState(policy_version=calls.policy_version, paused=calls.fair_queue.paused))
 
     return Starlette(routes=[guarded_route(STATE, "GET", gate.trainer_key, state), *alone.routes])
 
@@ -79,7 +79,7 @@ async def catch_up(gate: Gate, process: GateProcess) -> None:
         paused = False
     process.again = False
     if not paused:
-        gate.calls.turnstile.resume()
+        gate.calls.fair_queue.resume()
 
 
 class JoinedOperator:
@@ -128,7 +128,7 @@ class JoinedOperator:
 
 
 def _refuse_as_one(answers: list[SiblingAnswer]) -> list[SiblingAnswer]:
-    """What one refuses, the gate refuses."""
+    """If one process refuses, the gate refuses."""
     for answer in answers:
         if answer.status != 200:
             raise OperatorRefused(answer.status, msgspec.json.decode(answer.body)["error"])

@@ -80,7 +80,7 @@ class GateProcess:
         return self.index if place is None else place % self.count
 
     def new_rollout_id(self) -> str:
-        """Of the next process in turn: sessions are spread evenly."""
+        """An id that belongs to the next process in turn, so that sessions are spread evenly."""
         self._next = (self._next + 1) % self.count
         while True:
             rollout_id = new_id("ro")
@@ -107,7 +107,7 @@ class GateProcess:
         asyncio.get_running_loop().remove_reader(self._inbox.fileno())
 
     async def ask(self, index: int, request: bytes, limit_s: float = ANSWER_S) -> SiblingAnswer:
-        """What one process, this one too, answers for itself."""
+        """Ask one process, which may be this one, for its own answer."""
         try:
             ours, theirs = socket.socketpair()
         except OSError:  # no descriptors left

@@ -67,9 +67,8 @@ def refusal_of(error: BaseException, dialect: Dialect, *, rollout_id: str, call_
     )
     if isinstance(error, UpstreamError):
         return _upstream(error, dialect, incident)
-    if isinstance(
-        error, ConfigError
-    ):  # asking again is answered alike: agents give up at a 400 and try for minutes at a 500
+    if isinstance(error, ConfigError):
+        # Asking again is answered alike: agents give up at a 400 and try for minutes at a 500
         words = "the policy cannot answer such a request"
         return GateRefusal(status=400, code="invalid_request_error", message=words, id=incident)
     if isinstance(error, TimeoutError):

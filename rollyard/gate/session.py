@@ -34,7 +34,7 @@ _log = Log("rollyard.gate")
 LOG_LINES = 100
 MAX_REFUSED = 50  # names of a provider's tools that are kept
 GAVE_UP = 499  # the agent left before its answer; nginx gave this number its meaning
-PATIENCE_S = 30.0  # an agent that waited so long for one answer had reason to leave
+EXCUSED_WAIT_S = 30.0  # an agent that waited so long for one answer had reason to leave
 
 
 class RefusedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,7 +232,7 @@ class Session:
 
     @property
     def newest_version(self) -> int | None:
-        """Of the policy that answers it, as far as the gate knows."""
+        """Its policy's newest version, as far as the gate knows."""
         return self.gate.calls.newest_version(self.policy)
 
     @property
@@ -242,7 +242,7 @@ class Session:
         return 0 if newest is None or oldest is None else max(0, newest - oldest)
 
     def record(self) -> SessionRecord:
-        """What outlives a restart."""
+        """The session as the log keeps it; this outlives a restart."""
         return SessionRecord(
             rollout_id=self.rollout_id,
             key_hash=self.key_hash,

@@ -152,18 +152,18 @@ class Trainer:
 
     async def pause(self, request: Request) -> Response:
         """New calls wait from now on. `?wait=` seconds for those at the policy to finish; says how many are left."""
-        turnstile = self._gate.calls.turnstile
-        turnstile.pause()
+        fair_queue = self._gate.calls.fair_queue
+        fair_queue.pause()
         wait = read_number(request.query_params, "wait", 0, most=MAX_WAIT_S)
         try:
             async with asyncio.timeout(wait):
-                await turnstile.idle()
+                await fair_queue.idle()
         except TimeoutError:
             pass
-        return as_json({"paused": True, "in_flight": turnstile.active})
+        return as_json({"paused": True, "in_flight": fair_queue.active})
 
     async def resume(self, request: Request) -> Response:
-        self._gate.calls.turnstile.resume()
+        self._gate.calls.fair_queue.resume()
         return as_json({"paused": False})
 
 

@@ -218,7 +218,7 @@ class _Unpacker:
         elif member.issym():
             clear(place)
             place.symlink_to(member.linkname)
-            self._own(place, member)
+            self._set_owner(place, member)
         elif member.islnk():
             self._hard_link(place, member)
         else:
@@ -227,7 +227,7 @@ class _Unpacker:
     def finish(self) -> None:
         """Directories get their mode and time last: a read-only one could not have been filled."""
         for place, member in reversed(self._directories.items()):
-            self._own(place, member)
+            self._set_owner(place, member)
             place.chmod(member.mode & self._bits)
             os.utime(place, (member.mtime, member.mtime))
 
@@ -238,11 +238,11 @@ class _Unpacker:
         self._directories[place] = member
 
     def _finish_file(self, place: Path, member: tarfile.TarInfo) -> None:
-        self._own(place, member)
+        self._set_owner(place, member)
         place.chmod(member.mode & self._bits)
         os.utime(place, (member.mtime, member.mtime))
 
-    def _own(self, place: Path, member: tarfile.TarInfo) -> None:
+    def _set_owner(self, place: Path, member: tarfile.TarInfo) -> None:
         if self._owned:
             os.chown(place, member.uid, member.gid, follow_symlinks=False)
 

@@ -93,7 +93,7 @@ class Context:
             path = self.root / clean
             if not os.path.lexists(path) or (not path.is_dir() and self.ignored(clean)):
                 raise ValueError(f"{pattern!r} is not in the build folder")
-            self._inside(path)
+            self._refuse_outside(path)
             return [ContextSource(clean, path)]
         wanted = glob_pattern(clean)
         found = [
@@ -104,10 +104,10 @@ class Context:
         if not found:
             raise ValueError(f"{pattern!r} matches nothing in the build folder")
         for item in found:
-            self._inside(item.path)
+            self._refuse_outside(item.path)
         return found
 
-    def _inside(self, path: Path) -> None:
+    def _refuse_outside(self, path: Path) -> None:
         if not path.resolve().is_relative_to(self.root):
             raise ValueError(f"{path.relative_to(self.root)} is a link that leads out of the build folder")
 

@@ -32,7 +32,7 @@ PASSED = (
 )  # fmt: skip
 PASSED_PREFIXES = ("PIP_", "NPM_CONFIG_", "npm_config_")
 # How long an index that does not answer is waited for. npm's own defaults are 70 s for one that refuses.
-PATIENCE = {
+INDEX_TIMEOUTS = {
     "PIP_RETRIES": "1", "PIP_DEFAULT_TIMEOUT": "10", "npm_config_fetch_retries": "1", "npm_config_fetch_retry_mintimeout": "1000",
     "npm_config_fetch_timeout": "60000",
 }  # fmt: skip
@@ -50,7 +50,7 @@ def build_env(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, s
         "npm_config_cache": str(cache / "npm"),
     }
     given = {name.lower() for name in env}
-    env |= {name: value for name, value in PATIENCE.items() if name.lower() not in given}
+    env |= {name: value for name, value in INDEX_TIMEOUTS.items() if name.lower() not in given}
     own = Path.home()
     if (own / ".npmrc").is_file():
         env.setdefault("NPM_CONFIG_USERCONFIG", str(own / ".npmrc"))

@@ -164,7 +164,7 @@ class Layers:
             (prefix / "lib").mkdir()
             with scratch("layer") as folder:
                 toolchains, npm, pip = await self._install(spec, prefix, apart, folder, timeout)
-            entries = await anyio.to_thread.run_sync(_settle, work / "root", prefix)
+            entries = await anyio.to_thread.run_sync(_finish_tree, work / "root", prefix)
             digest = tree_digest(entries)
             layer_id, final = f"ly_{digest[:24]}", place / digest[:12]
             await anyio.to_thread.run_sync(_move, work / "root", prefix, final, entries)
@@ -269,7 +269,7 @@ def _link_node(node: Toolchain, prefix: Path) -> None:
             (prefix / "lib" / library.name).hardlink_to(library)
 
 
-def _settle(root: Path, prefix: Path) -> list[ManifestEntry]:
+def _finish_tree(root: Path, prefix: Path) -> list[ManifestEntry]:
     """Final modes, no caches, then the manifest by which the layer gets its name."""
     for leftover in (prefix / "lib/node_modules/.package-lock.json", prefix / "lib/node_modules/.cache"):
         if leftover.is_dir():

@@ -18,11 +18,8 @@ from rollyard.core.protocols import Sandbox
 Allows = Callable[[str, int], bool]  # whether a build may reach this host and port
 _PIP = {"index-url": "PIP_INDEX_URL", "extra-index-url": "PIP_EXTRA_INDEX_URL", "cert": "PIP_CERT"}
 _NPM = {"registry": "npm_config_registry", "cafile": "npm_config_cafile"}
-FILES = (
-    "PIP_CERT",
-    "npm_config_cafile",
-    "NODE_EXTRA_CA_CERTS",
-)  # of certificates, for images that have one at the same place
+# Of certificates, for images that have one at the same place
+FILES = ("PIP_CERT", "npm_config_cafile", "NODE_EXTRA_CA_CERTS")
 
 
 async def find_usable(mirrors: Mapping[str, str], sandbox: Sandbox) -> dict[str, str]:

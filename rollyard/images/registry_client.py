@@ -175,9 +175,9 @@ class RegistryClient:
             finally:
                 await stream.aclose()
 
-        return await self._again(ask)
+        return await self._retry(ask)
 
-    async def _again(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def _retry(self, ask: Callable[[], Awaitable[T]]) -> T:
         """An answer, asked for again while that may help."""
         for vain in range(self._attempts - 1):
             try:
@@ -299,7 +299,7 @@ class RegistryClient:
             finally:
                 await stream.aclose()
 
-        found = _as_object(await self._again(ask))
+        found = _as_object(await self._retry(ask))
         token = found.get("token") or found.get("access_token")
         if not isinstance(token, str) or not re.fullmatch(r"[\x21-\x7e]+", token):
             raise ImageNotPulled(f"the token server {_host(url)} of {self.endpoint.host} gave no token")

@@ -49,7 +49,7 @@ def copy_upper(upper: Path, target: Path, *, uid_shift: int = 0) -> int:
                 if error.errno not in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
                     raise  # those four: it went away or turned into something else while we looked
     for place, status in reversed(made):
-        _dress(place, status, copy, attributes[place])
+        _copy_metadata(place, status, copy, attributes[place])
     return copy.bytes
 
 
@@ -57,7 +57,7 @@ def _copy_entry(handle: int, name: str, place: Path, copy: _Copy) -> None:
     status = os.stat(name, dir_fd=handle, follow_symlinks=False)
     if stat.S_ISLNK(status.st_mode):
         place.symlink_to(os.readlink(name, dir_fd=handle))
-        _dress(place, status, copy)
+        _copy_metadata(place, status, copy)
     elif is_whiteout(status):
         make_whiteout(place)
     elif stat.S_ISREG(status.st_mode):
@@ -70,7 +70,7 @@ def _copy_entry(handle: int, name: str, place: Path, copy: _Copy) -> None:
             attributes = _read_attributes(reader.fileno(), copy.shift)
         copy.bytes += status.st_size
         copy.links[status.st_dev, status.st_ino] = place
-        _dress(place, status, copy, attributes)
+        _copy_metadata(place, status, copy, attributes)
 
 
 def _read_attributes(source: int | Path, shift: int) -> dict[str, bytes]:
@@ -117,7 +117,9 @@ _LOWER_IDS = {
 }
 
 
-def _dress(place: Path, status: os.stat_result, copy: _Copy, attributes: Mapping[str, bytes] | None = None) -> None:
+def _copy_metadata(
+    place: Path, status: os.stat_result, copy: _Copy, attributes: Mapping[str, bytes] | None = None
+) -> None:
     """Owner first: a new one takes capabilities away. An access list comes after the mode that it is part of."""
     if copy.owned:
         uid, gid = max(0, status.st_uid - copy.shift), max(0, status.st_gid - copy.shift)
@@ -128,10 +130,8 @@ def _dress(place: Path, status: os.stat_result, copy: _Copy, attributes: Mapping
         try:
             os.setxattr(place, name, value)
         except OSError as error:
-            if error.errno not in (
-                errno.ENOTSUP,
-                errno.EPERM,
-            ):  # the store's file system has none; only root may give some
+            if error.errno not in (errno.ENOTSUP, errno.EPERM):
+                # The store's file system has none; only root may give some
                 raise
     os.utime(place, ns=(status.st_atime_ns, status.st_mtime_ns), follow_symlinks=False)
 
@@ -152,7 +152,7 @@ def _lay(layer: Path, target: Path, bottom: bool) -> None:
         for entry in os.scandir(folder):
             _lay_entry(Path(entry.path), place / entry.name, bottom, todo)
     for folder, place in reversed(made):
-        _dress(place, folder.stat(), _Copy(0), _read_attributes(folder, 0))
+        _copy_metadata(place, folder.stat(), _Copy(0), _read_attributes(folder, 0))
 
 
 def _lay_entry(source: Path, place: Path, bottom: bool, todo: list[tuple[Path, Path]]) -> None:
@@ -172,7 +172,7 @@ def _lay_entry(source: Path, place: Path, bottom: bool, todo: list[tuple[Path, P
         todo.append((source, place))
     else:
         _clear(place)
-        _share(source, place)
+        _link_or_copy(source, place)
 
 
 def is_opaque(directory: Path) -> bool:
@@ -189,7 +189,7 @@ def _clear(place: Path) -> None:
         place.unlink(missing_ok=True)
 
 
-def _share(source: Path, place: Path) -> None:
+def _link_or_copy(source: Path, place: Path) -> None:
     try:
         os.link(source, place, follow_symlinks=False)
     except OSError as error:

@@ -60,7 +60,7 @@ async def pipe_chunks(write: Callable[[BinaryIO], None]) -> AsyncGenerator[Async
 def pack(source: str, prefix: str, owner: tuple[int, int], out: BinaryIO) -> None:
     """Files, directories and links of `source` as a tar; sockets, pipes and devices are left out."""
 
-    def mine(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    def with_owner(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         if not (member.isreg() or member.isdir() or member.issym()):
             return None
         member.uid, member.gid = owner
@@ -70,7 +70,7 @@ def pack(source: str, prefix: str, owner: tuple[int, int], out: BinaryIO) -> Non
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         cast(Any, archive).inodes = _NoLinks()
         for name in folders.entries(source):
-            archive.add(Path(source, name), f"{prefix}/{name}", recursive=False, filter=mine)
+            archive.add(Path(source, name), f"{prefix}/{name}", recursive=False, filter=with_owner)
 
 
 class _NoLinks(dict[Any, Any]):
@@ -114,7 +114,7 @@ class _Entries(io.RawIOBase):
 
     def _stream(self, archive: tarfile.TarFile) -> Iterator[bytes]:
         for member in archive:
-            name = _below(member.name)
+            name = _strip_root(member.name)
             if not name:
                 continue
             if len(os.fsencode(name)) > tree_pipe.LONGEST:
@@ -131,11 +131,11 @@ class _Entries(io.RawIOBase):
             elif member.issym():
                 yield _head({**entry, "kind": "symlink", "target": member.linkname})
             elif member.islnk():
-                self.hard_links.append((name, _below(member.linkname)))
+                self.hard_links.append((name, _strip_root(member.linkname)))
         yield struct.pack(">I", 0)
 
 
-def _below(name: str) -> str:
+def _strip_root(name: str) -> str:
     return posixpath.normpath(name).lstrip("/").partition("/")[2]
 
 

@@ -126,15 +126,15 @@ def _pack_file(at: int, name: str, path: str, out: BinaryIO, left: list[int]) ->
 
 def _headers(source: BinaryIO) -> Iterator[dict[str, Any]]:
     while True:
-        size = struct.unpack(">I", _exactly(source, 4))[0]
+        size = struct.unpack(">I", _read_exactly(source, 4))[0]
         if size == 0:
             return
         if size > 2**20:
             raise OSError(errno.EPROTO, "not a directory stream")
-        yield json.loads(_exactly(source, size))
+        yield json.loads(_read_exactly(source, size))
 
 
-def _exactly(source: BinaryIO, size: int) -> bytes:
+def _read_exactly(source: BinaryIO, size: int) -> bytes:
     data = source.read(size)
     if len(data) != size:
         raise OSError(errno.EPIPE, "the directory stream ended early")
@@ -241,7 +241,7 @@ def _write_file(at: int, name: str, entry: dict[str, Any], source: BinaryIO) -> 
     try:
         size = entry["size"]
         while size:
-            data = memoryview(_exactly(source, min(size, _CHUNK)))
+            data = memoryview(_read_exactly(source, min(size, _CHUNK)))
             size -= len(data)
             while data:
                 data = data[os.write(fd, data) :]

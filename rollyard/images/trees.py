@@ -131,7 +131,7 @@ def publish(built: Path, final: Path) -> Path:
 
 
 def remove_tree(path: Path) -> None:
-    """`rm -rf` that also gets past read-only directories; what is already gone is no error. A second time where somebody
+    """`rm -rf` that also gets past read-only directories; what is already gone is no error. A second time where another process
     wrote into it meanwhile."""
     with contextlib.suppress(OSError):
         folders.remove(path)

@@ -56,12 +56,12 @@ TELL = (
   echo "$s $o $e"; [ $o -gt $2 ] && o=$2; [ $e -gt $2 ] && e=$2
   [ $o = 0 ] || head -c $o "$1/out"; [ $e = 0 ] || head -c $e "$1/err"
 }
-patient() { n=0; while [ $n -lt $2 ] && ! over "$1"; do if [ $n -lt 20 ]; then sleep 0.01; else sleep 0.05; fi; done; }
+wait_until_over() { n=0; while [ $n -lt $2 ] && ! over "$1"; do if [ $n -lt 20 ]; then sleep 0.01; else sleep 0.05; fi; done; }
 """
 )
-FINISH = "most=$1; polls=$2; shift 2\n" + LAUNCH + TELL + 'patient "$d" "$polls"; tell "$d" "$most" 0\n'
+FINISH = "most=$1; polls=$2; shift 2\n" + LAUNCH + TELL + 'wait_until_over "$d" "$polls"; tell "$d" "$most" 0\n'
 FINISH_HERE = "most=$1; d=$2; shift 2; exec </dev/null\n" + TELL + CLAIM + RUN + 'tell "$d" "$most" 0\n'
-END = TELL + '[ -d "$1" ] || exit 74; patient "$1" "$3"; tell "$1" "$2" "$4"\n'
+END = TELL + '[ -d "$1" ] || exit 74; wait_until_over "$1" "$3"; tell "$1" "$2" "$4"\n'
 
 FIND = (
     f'mine() {{ grep -l "{MARK}=$1" /proc/[0-9]*/environ 2>/dev/null'

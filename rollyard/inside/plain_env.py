@@ -74,7 +74,7 @@ class DecoratedFunctions:
         for made in functions:
             kind = getattr(made, _MARK)
             if kind == "tool":
-                self.tools.tool(_now(made))
+                self.tools.tool(_make_blocking(made))
             elif kind == "function":
                 self.functions[made.__name__] = made
             elif kind in self._single:
@@ -104,7 +104,7 @@ class DecoratedFunctions:
         made = self._single.get("health")
         if made is None:
             return {"success": True, "data": {"status": "healthy"}}
-        return {"success": True, "data": _now(made)()}
+        return {"success": True, "data": _make_blocking(made)()}
 
     def _list_functions(self) -> dict[str, Any]:
         def describe(made: Callable[..., Any], endpoint: str) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _import_file(file: Path, number: int) -> Any:
     return module
 
 
-def _now(made: Callable[..., Any]) -> Callable[..., Any]:
+def _make_blocking(made: Callable[..., Any]) -> Callable[..., Any]:
     """A coroutine function as an ordinary one, with the same parameters."""
     if not inspect.iscoroutinefunction(made):
         return made
@@ -175,7 +175,7 @@ def _call(made: Callable[..., Any], body: bytes) -> Reply:
     except (ValueError, TypeError) as error:
         return _reply(400, _refuse(f"{made.__name__}: {error}"))
     try:
-        return _reply(200, {"success": True, "data": _now(made)(**arguments)})
+        return _reply(200, {"success": True, "data": _make_blocking(made)(**arguments)})
     except Exception as error:  # noqa: BLE001 - the caller gets the error, whatever it was
         words = str(error) if isinstance(error, ToolFailure) else f"{type(error).__name__}: {error}"
         return _reply(500, _refuse(words))

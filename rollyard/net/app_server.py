@@ -35,7 +35,7 @@ class Drain:
 async def serve_app(
     app: Any, *sockets: socket.socket, drain: Drain | None = None, limits: HttpLimits | None = None, **settings: Any
 ) -> None:
-    """Until SIGINT or SIGTERM; `settings` are uvicorn's own."""
+    """Serve until SIGINT or SIGTERM; `settings` are uvicorn's own."""
     guard = partial(GuardedHttp, limits=limits or HttpLimits(), capacity=connection_limit())
     chosen: dict[str, Any] = {
         "log_level": "warning",

@@ -92,7 +92,7 @@ class _Inside:
                     raise PlaneUnavailable("the instance does not speak WebSocket here")
 
     async def outward(self, send: Send) -> None:
-        """From the instance to the caller, until the instance ends it."""
+        """Forward messages of the instance to the caller until the instance ends the connection."""
         while True:
             for event in await self._receive():
                 if not isinstance(event, Frame):
@@ -102,7 +102,7 @@ class _Inside:
                     code = 1000 if said is None or said.code == _NO_CODE else said.code
                     await send({"type": "websocket.close", "code": code})
                     return
-                message = self._whole(event)
+                message = self._assemble(event)
                 if message is not None:
                     await send(message)
             if self._protocol.close_expected() or self._protocol.parser_exc is not None:
@@ -122,7 +122,7 @@ class _Inside:
                 self._protocol.send_binary(message.get("bytes") or b"")
             await self._flush()
 
-    def _whole(self, frame: Frame) -> dict[str, Any] | None:
+    def _assemble(self, frame: Frame) -> dict[str, Any] | None:
         if frame.opcode in (Opcode.TEXT, Opcode.BINARY):
             self._text = frame.opcode is Opcode.TEXT
         data = self._messages.add(frame)

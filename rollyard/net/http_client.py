@@ -74,7 +74,7 @@ class HttpPool:
         finally:
             del self._asked[connection]
         self._keep(origin, connection, loop)
-        return _plain(answer, self._max_body)
+        return _decompress(answer, self._max_body)
 
     async def aclose(self) -> None:
         self._closed = True
@@ -295,7 +295,7 @@ def _head(method: str, target: str, headers: tuple[tuple[str, str], ...]) -> byt
     return f"{method} {target}{lines}accept-encoding: identity\r\ncontent-length: ".encode("latin-1")
 
 
-def _plain(answer: HttpResponse, max_body: int) -> HttpResponse:
+def _decompress(answer: HttpResponse, max_body: int) -> HttpResponse:
     """Servers behind a compressing proxy may pack what was not asked to be packed."""
     packed = answer.headers.get("content-encoding", "identity").lower()
     if packed == "identity":

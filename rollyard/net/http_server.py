@@ -99,9 +99,8 @@ class Exchange:
         self.answered = False
         self.gone = False
         self.status = 0
-        self.left: Callable[[], Any] | None = (
-            None  # called once when the reader goes away before the answer is complete
-        )
+        # Called once when the reader goes away before the answer is complete
+        self.left: Callable[[], Any] | None = None
         self.context: Any = None  # whatever `begin` wants to find again in `complete`
         self._pieces: list[bytes] | None = None
         self._chunked = False
@@ -207,9 +206,8 @@ class HttpConnection(asyncio.Protocol):
         self.paused = False
         self._incoming: Exchange | None = None  # the one being read
         self._waiting: deque[Exchange] | None = None  # came in the same read as `current`, behind it
-        self._unadmitted = (
-            False  # `_incoming` has its headers, and the service was not asked yet whether its body may be read
-        )
+        # `_incoming` has its headers, and the service was not asked yet whether its body may be read
+        self._unadmitted = False
         self._held: list[bytes] | None = None  # what came while `current` was being answered
         self._held_bytes = 0
         self._resting = False  # whether the transport was told to read no more
@@ -251,7 +249,7 @@ class HttpConnection(asyncio.Protocol):
         if self.current is None:
             self._feed(data)
         else:
-            self._hold(data)
+            self._hold_back(data)
 
     def _feed(self, data: bytes) -> None:
         try:
@@ -261,7 +259,7 @@ class HttpConnection(asyncio.Protocol):
         except httptools.HttpParserError:
             self._unreadable("this is not a well-formed HTTP/1.1 request")
 
-    def _hold(self, data: bytes) -> None:
+    def _hold_back(self, data: bytes) -> None:
         """Requests behind the one that is being answered wait unread. Up to a little more than one read of them is kept, so
         that a reader who leaves is still seen; beyond that the kernel keeps the sender waiting."""
         if self._held is None:

@@ -88,11 +88,11 @@ class MovableConnection(HttpConnection):
                 transport.abort()  # this process's end of it: the connection lives on in the other
                 return
             if self._now() > self._deadline:
-                self._stay(exchange)
+                self._stay_here(exchange)
                 return
         asyncio.get_running_loop().call_later(AGAIN_S, self._leave)
 
-    def _stay(self, exchange: Exchange) -> None:
+    def _stay_here(self, exchange: Exchange) -> None:
         self._leaving = self._send = None
         self._incoming = exchange
         exchange.answered = False

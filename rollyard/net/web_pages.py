@@ -85,7 +85,7 @@ async def _refuse(kind: str, why: str, send: _Send) -> None:
 
 
 def host_name(header: str) -> str:
-    """Without the port, and an IPv6 address without its brackets."""
+    """The host of a `Host` header: without the port, and an IPv6 address without its brackets."""
     host, colon, port = header.rpartition(":")
     bare = host if colon and port.isdigit() else header
     return bare.strip("[]").rstrip(".").lower()

@@ -175,14 +175,14 @@ class WebSocketConnection(asyncio.Protocol):
                 self._transport.close()
         self._wake()
 
-    def _ping(self, every_s: float, patience_s: float) -> None:
+    def _ping(self, every_s: float, answer_s: float) -> None:
         """Every so often, where nothing was heard. A peer that is silent for longer than it has to answer is gone."""
         idle = time.monotonic() - self._last
-        if idle > every_s + patience_s:
+        if idle > every_s + answer_s:
             self.abort()
             self._end()
             return
         if idle >= every_s / 2 and self._protocol.state is State.OPEN:
             self._protocol.send_ping(b"")
             self._flush()
-        self._pinging = asyncio.get_running_loop().call_later(every_s, self._ping, every_s, patience_s)
+        self._pinging = asyncio.get_running_loop().call_later(every_s, self._ping, every_s, answer_s)

@@ -76,7 +76,7 @@ class SocketProtocol(WebSocketConnection):
             await self._wait()
         return self._messages.popleft() if self._messages else None
 
-    async def each(self, heard: Callable[[bytes], None]) -> None:
+    async def for_each_message(self, heard: Callable[[bytes], None]) -> None:
         self._heard = heard
         while self._messages:
             heard(self._messages.popleft())

@@ -132,11 +132,8 @@ class LocalActions:
             sink=self._keep,
             rollout_id=rollout_id,
         )
-        begun = {
-            "agent": agent.name,
-            "mode": answering.mode,
-            "command": self.command(form),
-        }  # so that its page is there from the first moment
+        # So that its page is there from the first moment
+        begun = {"agent": agent.name, "mode": answering.mode, "command": self.command(form)}
         await self._store.event(Event(at=time.time(), name="rollout.asked", rollout_id=rollout_id, fields=begun))
         self._group.start_soon(self._run, rollout_id, work, answering.policy)
         return rollout_id

@@ -27,9 +27,8 @@ from rich.style import Style
 _CODE = 20_000  # characters that are coloured; more is shown plain
 _MARKS = 3000  # beyond so many, reading them takes longer than a page may
 _LINK = re.compile(r"https?://", re.IGNORECASE)
-_ODD = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]"
-)  # control characters, and those that turn text round
+# Control characters, and those that turn text round
+_ODD = re.compile("[\x00-\x08\x0b-\x1f\x7f\x80-\x9f\u202a-\u202e\u2066-\u2069]")
 _OTHER_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-ln-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[()][0-9A-B]|[=>78cDEHM])")
 
 

@@ -47,7 +47,7 @@ class PlaneTables:
         self._default_quota = default_quota
 
     async def overview(self) -> dict[str, Any]:
-        counts = await self._records.ever()
+        counts = await self._records.count_states()
         by_state: Counter[str] = Counter()
         for (_, state), count in counts.items():
             by_state[state] += count
@@ -76,7 +76,7 @@ class PlaneTables:
         same: dict[str, Any] = {name: query.text(name) for name in ("state", "engine", "owner") if query.text(name)}
         look = _look(query, get_args(InstanceSortKey), "created_at", same, down=True)
         found, total = await self._records.instances_page(look)
-        engines = sorted({*self._engines, *(engine for engine, _ in await self._records.ever())})
+        engines = sorted({*self._engines, *(engine for engine, _ in await self._records.count_states())})
         return {"instances": found, "engines": engines, "states": STATES, "now": time.time(), **_page(look, total)}
 
     async def instance(self, instance_id: str) -> dict[str, Any]:

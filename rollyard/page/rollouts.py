@@ -39,7 +39,7 @@ EVENTS = 300
 CHIPS = 40  # branches that are named one by one
 
 
-class UnderWay(msgspec.Struct, frozen=True):
+class UncommittedRollout(msgspec.Struct, frozen=True):
     """A rollout that is not committed yet: its calls and events are there already."""
 
     id: str
@@ -52,7 +52,7 @@ async def under_way(store: Store, rollout_id: str) -> dict[str, Any] | None:
     if not events:
         return None
     stages = [s.event.fields.get("stage") for s in events if s.event.name == "stage.started"]
-    found = UnderWay(rollout_id, await store.trajectory(rollout_id))
+    found = UncommittedRollout(rollout_id, await store.trajectory(rollout_id))
     branches = found.trajectory.branches
     newest = max(0, len(branches[0].nodes) - STEPS) if branches else 0
     return {

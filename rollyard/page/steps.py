@@ -77,13 +77,13 @@ def _step(number: int, node: Node, costs: CallCosts, waited: float | None) -> di
         "sampled": node.sampled,
         "call_id": node.call_id,
         "tokens": len(node.ids) if node.ids else None,
-        "took": _took(costs.records.get(node.call_id or ""), costs.price) if node.sampled else None,
+        "took": _costs_of(costs.records.get(node.call_id or ""), costs.price) if node.sampled else None,
         "waited": waited,
         "folded": folded,
     }
 
 
-def _took(record: CallRecord | None, price: Price | None) -> dict[str, Any] | None:
+def _costs_of(record: CallRecord | None, price: Price | None) -> dict[str, Any] | None:
     if record is None:
         return None
     used = record.usage

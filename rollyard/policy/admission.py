@@ -50,7 +50,7 @@ class Admission:
         while not await self._may_go(url):  # noqa: ASYNC110 - a server sends no word when its queue has room
             await asyncio.sleep(READ_S)
 
-    async def again(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def ask_again(self, ask: Callable[[], Awaitable[T]]) -> T:
         """What `ask` gives; a server that is busy is asked again when it says."""
         while True:
             try:

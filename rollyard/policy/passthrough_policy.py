@@ -33,11 +33,11 @@ OWNERS = frozenset(
 
 def passthrough(
     url: str, key: str | None = None, *, key_env: str | None = None, timeouts: Timeouts | None = None
-) -> Through:
-    return Through(check_url(url), resolve_key(key, key_env), timeouts or Timeouts())
+) -> ProviderPassthrough:
+    return ProviderPassthrough(check_url(url), resolve_key(key, key_env), timeouts or Timeouts())
 
 
-class Through:
+class ProviderPassthrough:
     """A `Passthrough`. `url` is the provider's root; the request's path (`/v1/messages?...`) is appended to it."""
 
     honours = frozenset[str]()

@@ -17,7 +17,7 @@ import msgspec
 
 from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.branch_point import AFTER, END, RESUME_MARK, BranchPoint
-from rollyard.core.call import SAID, Call, CallRecord, Finish, Reply
+from rollyard.core.call import GIVEN_BY_CALLER, Call, CallRecord, Finish, Reply
 from rollyard.core.errors import BranchDiverged, ConfigError, Error
 from rollyard.core.ids import new_id
 from rollyard.core.message import Image, Message, Opaque, Text, ToolCall, ToolResult, canonical_json
@@ -97,27 +97,27 @@ def calls_before(recorded: Recorded, call: str) -> list[CallRecord]:
     ]
 
 
-class SaidCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GivenToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A tool call of an answer that the caller wrote."""
 
     name: str
     arguments: Mapping[str, Any] = {}
 
 
-class SaidAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class GivenAnswer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An answer that the caller wrote: text, tool calls, or both."""
 
     text: str = ""
-    tool_calls: tuple[SaidCall, ...] = ()
+    tool_calls: tuple[GivenToolCall, ...] = ()
 
 
-def read_answer(text: str) -> SaidAnswer:
+def read_answer(text: str) -> GivenAnswer:
     """Plain text, or a JSON object with `text` and `tool_calls`."""
     if not text.lstrip().startswith("{"):
-        said = SaidAnswer(text)
+        said = GivenAnswer(text)
     else:
         try:
-            said = msgspec.json.decode(text, type=SaidAnswer)
+            said = msgspec.json.decode(text, type=GivenAnswer)
         except BAD_JSON as error:
             shape = '{"text": "...", "tool_calls": [{"name": "...", "arguments": {...}}]}'
             raise ConfigError(f"the answer is not one: {error}", hint=f"plain text, or {shape}") from error
@@ -126,18 +126,18 @@ def read_answer(text: str) -> SaidAnswer:
     return said
 
 
-def _said_reply(said: SaidAnswer) -> Reply:
+def _said_reply(said: GivenAnswer) -> Reply:
     calls = [ToolCall(new_id("said"), one.name, msgspec.json.encode(one.arguments).decode()) for one in said.tool_calls]
     parts = (*((Text(said.text),) if said.text else ()), *calls)
     finish: Finish = "tool_calls" if calls else "stop"
-    return Reply(message=Message("assistant", parts), finish=finish, trainable=False, flaws=(SAID,))
+    return Reply(message=Message("assistant", parts), finish=finish, trainable=False, flaws=(GIVEN_BY_CALLER,))
 
 
 def open_prefix(
     recorded: Recorded,
     point: BranchPoint,
     bodies: Mapping[str, bytes],
-    said: SaidAnswer | None = None,
+    said: GivenAnswer | None = None,
     *,
     resumed: bool = False,
 ) -> RecordedPrefix | ResumedPrefix:
@@ -200,7 +200,7 @@ class RecordedPrefix:
             raise self.diverged
         return self._pin(call), None
 
-    def unreached(self) -> Error:
+    def unreached_error(self) -> Error:
         given = sum(self._given.values())
         return BranchDiverged(
             f"the agent ended before the branch point {self.point}: it made {given} of the parent's "
@@ -208,7 +208,7 @@ class RecordedPrefix:
             hint="its log tells why (`rollyard show ROLLOUT --log`); --limits agent=SECONDS gives it more time",
         )
 
-    def _left(self) -> list[RecordedCall]:
+    def _list_left(self) -> list[RecordedCall]:
         return [known for known in self._calls if not self._given[known.record.id]]
 
     def _find_equal(self, call: Call) -> RecordedCall | None:
@@ -220,7 +220,7 @@ class RecordedPrefix:
 
     def _find_alike(self, call: Call) -> RecordedCall | None:
         tools = tools_digest_of(call)
-        same_tools = (known for known in self._left() if known.record.tools_digest == tools)
+        same_tools = (known for known in self._list_left() if known.record.tools_digest == tools)
         return next((known for known in same_tools if are_alike(known.messages, call.messages)), None)
 
     def _give(self, call: Call, found: RecordedCall) -> tuple[Call, Reply | None]:
@@ -234,7 +234,7 @@ class RecordedPrefix:
         return call, None if reply is None else msgspec.structs.replace(reply, started_at=now, finished_at=now)
 
     def _is_past_end(self, call: Call) -> bool:
-        return all(known.record.kind != call.kind for known in self._left())
+        return all(known.record.kind != call.kind for known in self._list_left())
 
     def _pin(self, call: Call) -> Call:
         """Past the branch point: the history that the parent's words stood for once is in the parent's words again."""
@@ -242,7 +242,7 @@ class RecordedPrefix:
         return call if not self.pinned or last is None else pin(call, last.messages)
 
     def _refuse(self, call: Call) -> Error:
-        left = self._left()
+        left = self._list_left()
         near = next((known for known in left if len(known.messages) == len(call.messages)), None)
         near = near or (left[0] if left else self._calls[-1])
         return _divergence(
@@ -284,7 +284,7 @@ class ResumedPrefix:
         self.pinned = int(pinned is not call)
         return pinned, self._said
 
-    def unreached(self) -> Error:
+    def unreached_error(self) -> Error:
         return BranchDiverged(
             f"the agent ended before the branch point {self.point}: it did not go on from its session",
             hint="its log tells why (`rollyard show ROLLOUT --log`); --how replay runs it again",

@@ -44,7 +44,7 @@ class Mismatch(msgspec.Struct, frozen=True):
     diff: str
 
 
-class Take(msgspec.Struct, frozen=True):
+class RecordedExchange(msgspec.Struct, frozen=True):
     record: CallRecord
     messages: tuple[Message, ...]
     reply: Reply
@@ -56,7 +56,7 @@ class Take(msgspec.Struct, frozen=True):
 
 def replay(recorded: Recorded, *, strict: bool = True) -> Replay:
     takes = [
-        Take(record, recorded.messages(record.id), reply_from(record, node, recorded.prompt_ids(record.id)))
+        RecordedExchange(record, recorded.messages(record.id), reply_from(record, node, recorded.prompt_ids(record.id)))
         for record in recorded.records
         if (node := recorded.answer(record.id)) is not None
     ]
@@ -70,11 +70,11 @@ class Replay:
 
     honours = frozenset({"seed"})
 
-    def __init__(self, takes: Sequence[Take], *, strict: bool) -> None:
+    def __init__(self, takes: Sequence[RecordedExchange], *, strict: bool) -> None:
         self.strict = strict
         self.mismatches: list[Mismatch] = []
         self._takes = takes
-        self._exact: dict[bytes, list[Take]] = {}
+        self._exact: dict[bytes, list[RecordedExchange]] = {}
         for take in takes:
             self._exact.setdefault(chain_of(take.record.tools_digest, take.messages), []).append(take)
         self._given: dict[str, Counter[str]] = {}
@@ -82,12 +82,12 @@ class Replay:
     async def __call__(self, call: Call) -> Reply:
         given = self._given.setdefault(call.rollout_id, Counter())
         found = self._exact.get(chain_of(tools_digest_of(call), call.messages))
-        take = least_given(found, given) if found else self._differing(call, given)
+        take = least_given(found, given) if found else self._find_differing(call, given)
         given[take.record.id] += 1
         now = time.time()
         return msgspec.structs.replace(take.reply, started_at=now, finished_at=now)
 
-    def _differing(self, call: Call, given: Counter[str]) -> Take:
+    def _find_differing(self, call: Call, given: Counter[str]) -> RecordedExchange:
         depth = (call.kind, answers_in(call.messages))
         near = [take for take in self._takes if take.depth == depth]
         nearest = least_given(near, given) if near else None
@@ -115,7 +115,7 @@ def tools_digest_of(call: Call) -> bytes:
     return call.tools_digest or (tools_digest(call.tools) if call.tools else b"")
 
 
-def least_given(takes: Sequence[Take], given: Counter[str]) -> Take:
+def least_given(takes: Sequence[RecordedExchange], given: Counter[str]) -> RecordedExchange:
     """Equal requests were answered one after the other; they are again. Past the last, the last stands."""
     return next((take for take in takes if not given[take.record.id]), takes[-1])
 

@@ -62,14 +62,14 @@ class Replicas:
             await admission.enter(url)
             return await ask(url)
 
-        return admission.again(lambda: self._send(call, ask_admitted))
+        return admission.ask_again(lambda: self._send(call, ask_admitted))
 
     async def _send(self, call: Call, ask: Callable[[str], Awaitable[T]]) -> T:
         if len(self.urls) == 1:
             return await ask(self.urls[0])
         tried: set[int] = set()
         while True:
-            home = self._home(call)
+            home = self._find_home(call)
             at = self._choose(home, tried)
             self._in_flight[at] += 1
             try:
@@ -99,7 +99,7 @@ class Replicas:
                     raise
         return self.urls[-1], await ask(self.urls[-1])
 
-    def _home(self, call: Call) -> int | None:
+    def _find_home(self, call: Call) -> int | None:
         """Where the call itself was begun, where the one before it was answered, or where its rollout was last."""
         homes = self._homes.get(call.rollout_id)
         if not homes:

@@ -33,25 +33,24 @@ from rollyard.policy.renderers.protocol import Renderer, takes_tools
 from rollyard.policy.script import DONE, Action, Script, ScriptTurn, load_script, turns_of
 from rollyard.policy.toolbox import find_tool, shell_call, write_call
 
-Answering = Callable[[Call], Any | Awaitable[Any]]
+AnswerFunction = Callable[[Call], Any | Awaitable[Any]]
 STEP = re.compile(r"^s(\d+)_\d+_")
 RESUME = re.compile(r"\[script turn (\d+)\]")  # in a summary, so that a compacted history goes on where it was
-FINISH_BY_SHELL = (
-    "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"  # agents that end by a command, not by text, say so in their prompt
-)
+# Agents that end by a command, not by text, say so in their prompt
+FINISH_BY_SHELL = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 ONLY_WRITES = re.compile(r"^echo (?P<text>[^|&;<>`$]*?) ?> ?(?P<path>[\w./-]+)$")
 
 
-class Speaker(Renderer, Protocol):
+class SpeakingRenderer(Renderer, Protocol):
     """A renderer that can also say a message in tokens."""
 
     def completion_of(self, message: Message) -> array[int]: ...
 
 
 def scripted(
-    source: str | Path | Mapping[str, Any] | Sequence[Any] | Answering,
+    source: str | Path | Mapping[str, Any] | Sequence[Any] | AnswerFunction,
     *,
-    renderer: Speaker | str | None = None,
+    renderer: SpeakingRenderer | str | None = None,
     check: Check = "never",
 ) -> Scripted:
     """From a YAML or JSON file, its value, or a function of the call that returns a step, text or a `Reply`. With a
@@ -63,7 +62,7 @@ def scripted(
     return Scripted(lambda call: turn_for(script, call), speaker, check, honours=frozenset({"seed"}))
 
 
-def load_speaker(name: str) -> Speaker:
+def load_speaker(name: str) -> SpeakingRenderer:
     found: Any = load_renderer(name)
     if not hasattr(found, "completion_of"):
         raise Unsupported(f"a script cannot speak in the tokens of the renderer {name!r}: it only reads them")
@@ -78,13 +77,13 @@ class Scripted:
 
     def __init__(
         self,
-        answering: Answering,
-        renderer: Speaker | None = None,
+        answering: AnswerFunction,
+        renderer: SpeakingRenderer | None = None,
         check: Check = "never",
         honours: frozenset[str] = frozenset({"seed", "disable_thinking", "max_tokens_cap", "top_logprobs"}),
     ) -> None:
         self._answering, self.honours = answering, honours
-        self._renderer: Speaker = renderer or ByteRenderer()
+        self._renderer: SpeakingRenderer = renderer or ByteRenderer()
         self.prompts = Prompts(self._renderer, check=check)
         self.takes_tools = takes_tools(self._renderer)
         self._failed: dict[str, Counter[tuple[str | None, int]]] = {}
@@ -185,7 +184,7 @@ def message_for(turn: ScriptTurn, call: Call, place: int) -> Message:
     if turn.thinking:
         parts.append(Thinking(turn.thinking))
     if call.tools:
-        actions = turn.actions or finish_actions(turn, call)
+        actions = turn.actions or finish_actions(call)
         if turn.text:
             parts.append(Text(turn.text))
         parts.extend(tool_call(action, call, place, n) for n, action in enumerate(actions))
@@ -197,7 +196,7 @@ def message_for(turn: ScriptTurn, call: Call, place: int) -> Message:
     return Message("assistant", tuple(parts))
 
 
-def finish_actions(turn: ScriptTurn, call: Call) -> tuple[Action, ...]:
+def finish_actions(call: Call) -> tuple[Action, ...]:
     """Agents that end by a command rather than by text name it in their prompt."""
     if any(FINISH_BY_SHELL in m.text for m in call.messages if m.role in ("system", "user")):
         return (Action(command=f"echo {FINISH_BY_SHELL}"),)

@@ -19,7 +19,7 @@ from rollyard.core.experts import RoutedExperts, join_experts, read_experts
 Kind = Literal["vllm", "completions", "sglang", "llamacpp", "torch"]
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One request: the prompt, what to sample with, and the tokens that end a turn."""
 
     model: str
@@ -50,7 +50,7 @@ class SampledAnswer(msgspec.Struct, frozen=True, kw_only=True):
 class TokenServer(msgspec.Struct, frozen=True):
     name: Kind
     path: str  # below the server's root
-    request: Callable[[Ask], dict[str, Any]]
+    request: Callable[[TokenRequest], dict[str, Any]]
     read: Callable[[dict[str, Any]], SampledAnswer]
 
 
@@ -105,7 +105,7 @@ def drop_unknown(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def shared_sampling(ask: Ask) -> dict[str, Any]:
+def shared_sampling(ask: TokenRequest) -> dict[str, Any]:
     """Sampling as vLLM, SGLang and llama.cpp alike call it, and what the operator adds for one of them."""
     s = ask.sampling
     return dict(s.extra) | drop_unknown(
@@ -120,7 +120,7 @@ def shared_sampling(ask: Ask) -> dict[str, Any]:
     )
 
 
-def ask_vllm(ask: Ask) -> dict[str, Any]:
+def ask_vllm(ask: TokenRequest) -> dict[str, Any]:
     params = shared_sampling(ask) | {
         "max_tokens": ask.max_tokens,
         "logprobs": max(1, ask.top_logprobs),
@@ -146,7 +146,7 @@ def read_vllm(body: dict[str, Any]) -> SampledAnswer:
     )
 
 
-def ask_completions(ask: Ask) -> dict[str, Any]:
+def ask_completions(ask: TokenRequest) -> dict[str, Any]:
     return shared_sampling(ask) | {
         "model": ask.model,
         "prompt": ask.prompt.tolist(),
@@ -176,7 +176,7 @@ def read_completions(body: dict[str, Any]) -> SampledAnswer:
     )
 
 
-def ask_sglang(ask: Ask) -> dict[str, Any]:
+def ask_sglang(ask: TokenRequest) -> dict[str, Any]:
     params = shared_sampling(ask) | {
         "max_new_tokens": ask.max_tokens,
         "stop_token_ids": list(ask.stop_ids),
@@ -218,7 +218,7 @@ def read_sglang(body: dict[str, Any]) -> SampledAnswer:
     )
 
 
-def ask_llamacpp(ask: Ask) -> dict[str, Any]:
+def ask_llamacpp(ask: TokenRequest) -> dict[str, Any]:
     return shared_sampling(ask) | {
         "prompt": ask.prompt.tolist(),
         "n_predict": ask.max_tokens,

@@ -43,7 +43,7 @@ from rollyard.policy.server_probe import (
     model_row,
     tokens_row,
 )
-from rollyard.policy.token_servers import ENGINES, OWNERS, Ask, SampledAnswer, TokenServer, join_answers
+from rollyard.policy.token_servers import ENGINES, OWNERS, SampledAnswer, TokenRequest, TokenServer, join_answers
 from rollyard.policy.trainer_reply import make_reply
 from rollyard.policy.upstream_policy import CHECK_S, check_sampling
 from rollyard.policy.weight_updates import WeightUpdates
@@ -184,10 +184,10 @@ class TokensPolicy:
         self.level = reply.capture
         return reply
 
-    async def _sample(self, call: Call, engine: TokenServer, ask: Ask) -> SampledAnswer:
+    async def _sample(self, call: Call, engine: TokenServer, ask: TokenRequest) -> SampledAnswer:
         """One completion. A server that aborts it for new weights is asked to go on from the ids it gave: the parts are one
         completion, each with its own version."""
-        found = await self._once(call, engine, ask)
+        found = await self._sample_once(call, engine, ask)
         for _ in range(MAX_RESUMES):
             if not found.aborted:
                 return found
@@ -197,10 +197,10 @@ class TokensPolicy:
             if not found.ids:
                 await asyncio.sleep(RESUME_S)  # it has not begun again yet
             rest = msgspec.structs.replace(ask, prompt=ask.prompt + found.ids, max_tokens=left)
-            found = join_answers(found, await self._once(call, engine, rest))
+            found = join_answers(found, await self._sample_once(call, engine, rest))
         raise UpstreamError(f"{engine.name} aborted the request {MAX_RESUMES} times", status=503)
 
-    async def _once(self, call: Call, engine: TokenServer, ask: Ask) -> SampledAnswer:
+    async def _sample_once(self, call: Call, engine: TokenServer, ask: TokenRequest) -> SampledAnswer:
         request = msgspec.json.encode(engine.request(ask))
         headers = self._headers | routing_headers(call.rollout_id)
         version = self.weights.version
@@ -330,7 +330,7 @@ class TokensPolicy:
         """The model that is meant where the agent calls it `asked`."""
         return self.model or choose_model(model, self._models, self.root)
 
-    def _ask(self, call: Call) -> Ask:
+    def _ask(self, call: Call) -> TokenRequest:
         assert call.prompt_ids is not None
         model = call.options.get("model") or self._model_name(call.model)
         context = self.max_context or context_of(model, self._models)
@@ -345,7 +345,7 @@ class TokensPolicy:
             if left < 1:
                 raise ContextFull(f"the prompt has {len(call.prompt_ids)} tokens; the model's context is {context}")
             limit = min(limit, left)
-        return Ask(
+        return TokenRequest(
             model=model,
             prompt=call.prompt_ids,
             sampling=msgspec.structs.replace(wanted, max_tokens=limit, logprobs=True),
@@ -353,7 +353,7 @@ class TokensPolicy:
             stop_ids=self.renderer.stop_ids,
         )
 
-    def _reply(self, call: Call, ask: Ask, found: SampledAnswer, engine: TokenServer, started: float) -> Reply:
+    def _reply(self, call: Call, ask: TokenRequest, found: SampledAnswer, engine: TokenServer, started: float) -> Reply:
         reply = make_reply(
             call, found.ids, found.logprobs, self.renderer, cut=found.cut, flaws=found.flaws, experts=found.experts
         )

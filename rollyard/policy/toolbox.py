@@ -40,7 +40,7 @@ TEXT_KEYS = ("content", "contents", "text", "file_text", "new_content")
 SUFFIX = re.compile(r".*?(?:__|[./:])")
 
 
-def bare(name: str) -> str:
+def bare_name(name: str) -> str:
     """`developer__shell` and `functions.shell` are both a shell; case does not matter."""
     last = name
     while match := SUFFIX.match(last):
@@ -52,7 +52,7 @@ def find_tool(tools: Sequence[ToolSpec], names: Sequence[str]) -> ToolSpec | Non
     """The first tool that goes by one of `names`, in the order of `names`."""
     found: dict[str, ToolSpec] = {}
     for tool in tools:
-        found.setdefault(bare(tool.name), tool)
+        found.setdefault(bare_name(tool.name), tool)
     return next((found[name] for name in names if name in found), None)
 
 

@@ -61,7 +61,7 @@ _CALL_OPTIONS = {"disable_thinking", "max_tokens_cap", "top_logprobs", "seed"}
 _ABSENT: dict[Dialect, set[str]] = {"messages": {"top_logprobs", "seed"}, "responses": {"seed"}}
 
 
-class Asks(msgspec.Struct, frozen=True):
+class TokenFields(msgspec.Struct, frozen=True):
     """What is asked for about tokens, beyond the text."""
 
     ids: bool
@@ -133,7 +133,7 @@ class Upstream:
         self.level: CaptureLevel | None = None
         self._key = key
         self._connection = ModelConnection(timeouts=timeouts, secrets=(key,) if key else ())
-        self._accepted: dict[tuple[str, str], Asks] = {}
+        self._accepted: dict[tuple[str, str], TokenFields] = {}
         self._list = ModelList(self._ask_for_models, self._refuse_models, MODELS_S)
         self._fitted: dict[str, UpstreamSettings] = {}  # by the model asked for, once the server's list is known
         self._memos: dict[str, Memo] = {}  # by rollout: what its turns before asked, and their prompt ids
@@ -155,7 +155,7 @@ class Upstream:
         if (known := self._accepted.get(server)) is not None:
             return await self._ask(call, settings, known)
         refusal: UpstreamError | None = None
-        for asks in ladder(settings):
+        for asks in list_fallbacks(settings):
             try:
                 reply = await self._ask(call, settings, asks)
             except UpstreamError as error:
@@ -249,7 +249,7 @@ class Upstream:
     def _refuse_models(self, url: str, status: int, body: bytes) -> UpstreamError:
         return self._connection.refusal(f"{url}/models", status, body)
 
-    async def _ask(self, call: Call, settings: UpstreamSettings, asks: Asks) -> Reply:
+    async def _ask(self, call: Call, settings: UpstreamSettings, asks: TokenFields) -> Reply:
         codec = CODECS[settings.dialect]
         model = settings.model or call.model
         memo = self._memos.setdefault(call.rollout_id, {})
@@ -307,10 +307,14 @@ class Upstream:
         await self._connection.aclose()
 
 
-def ladder(settings: UpstreamSettings) -> tuple[Asks, ...]:
-    """From everything wanted down to plain text; the first rung a server takes is kept."""
+def list_fallbacks(settings: UpstreamSettings) -> tuple[TokenFields, ...]:
+    """From everything wanted down to plain text; the first that a server accepts is kept."""
     logprobs = settings.top_logprobs > 0 or settings.alternatives is not None
-    return tuple(dict.fromkeys((Asks(settings.token_ids, logprobs), Asks(False, logprobs), Asks(False, False))))
+    return tuple(
+        dict.fromkeys(
+            (TokenFields(settings.token_ids, logprobs), TokenFields(False, logprobs), TokenFields(False, False))
+        )
+    )
 
 
 def dialect_of(url: str) -> Dialect:
@@ -358,7 +362,7 @@ def session_settings(settings: UpstreamSettings, options: Mapping[str, Any]) -> 
     return msgspec.structs.replace(settings, **changes) if changes else settings
 
 
-def effective_sampling(sampling: Sampling, settings: UpstreamSettings, asks: Asks) -> Sampling:
+def effective_sampling(sampling: Sampling, settings: UpstreamSettings, asks: TokenFields) -> Sampling:
     changes = dict(settings.sampling)
     if "extra" in changes:
         changes["extra"] = {**sampling.extra, **changes["extra"]}
@@ -378,19 +382,19 @@ class RequestPlan(NamedTuple):
     """What is sent for what an agent asked; the same for most calls of a rollout."""
 
     settings: UpstreamSettings
-    asks: Asks
+    asks: TokenFields
     asked: Sampling
     sampling: Sampling
     extra: Mapping[str, Any]
 
 
-def plan_request(sampling: Sampling, settings: UpstreamSettings, asks: Asks) -> RequestPlan:
+def plan_request(sampling: Sampling, settings: UpstreamSettings, asks: TokenFields) -> RequestPlan:
     return RequestPlan(
         settings, asks, sampling, effective_sampling(sampling, settings, asks), extra_fields(settings, asks)
     )
 
 
-def extra_fields(settings: UpstreamSettings, asks: Asks) -> dict[str, Any]:
+def extra_fields(settings: UpstreamSettings, asks: TokenFields) -> dict[str, Any]:
     extra: dict[str, Any] = {}
     if settings.dialect in ("chat", "completions") and asks.ids:
         extra |= {"return_token_ids": True, "return_prompt_token_ids": True}

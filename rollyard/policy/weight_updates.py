@@ -83,9 +83,9 @@ class WeightUpdates:
             routes = await self._routes()
             try:
                 await self.pause(mode)
-                await self._all(routes.load(str(folder), version))
+                await self._update_all(routes.load(str(folder), version))
                 if routes.say_version is not None:
-                    await self._all(routes.say_version(version))
+                    await self._update_all(routes.say_version(version))
             except BaseException:  # cancelled too: servers are not left paused
                 with suppress(Error):
                     await self.resume()
@@ -100,7 +100,9 @@ class WeightUpdates:
         if sleep is not None and not routes.sleeps:
             raise Unsupported("this model server has no sleep", hint="leave out sleep=")
         self._slept = sleep is not None
-        await self._all(UpdateRoute(f"/pause?mode={mode}" if sleep is None else f"/sleep?level={sleep}&mode={mode}"))
+        await self._update_all(
+            UpdateRoute(f"/pause?mode={mode}" if sleep is None else f"/sleep?level={sleep}&mode={mode}")
+        )
 
     async def resume(self, version: int | None = None) -> None:
         """`version` is that of weights which came another way than by `publish`."""
@@ -109,9 +111,9 @@ class WeightUpdates:
             self._check(version)
             if routes.say_version is None:
                 raise Unsupported("this model server takes a version with its weights only", hint="use publish(folder)")
-            await self._all(routes.say_version(version))
+            await self._update_all(routes.say_version(version))
             self.version = version
-        await self._all(UpdateRoute("/wake_up" if self._slept else "/resume"))
+        await self._update_all(UpdateRoute("/wake_up" if self._slept else "/resume"))
 
     def _check(self, version: int) -> None:
         if self.version is not None and version <= self.version:
@@ -123,7 +125,7 @@ class WeightUpdates:
             raise Unsupported(f"{name} takes no new weights from here", hint=f"known: {', '.join(ROUTES)}")
         return ROUTES[name]
 
-    async def _all(self, route: UpdateRoute) -> None:
+    async def _update_all(self, route: UpdateRoute) -> None:
         """On every server; the first error after all have answered."""
         body = msgspec.json.encode(route.body if route.body is not None else {})
         answers = await asyncio.gather(

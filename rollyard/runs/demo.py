@@ -16,7 +16,7 @@ from rollyard.core.limits import Limits
 from rollyard.core.printable import printable
 from rollyard.core.rollout import Rollout
 from rollyard.core.scratch import scratch
-from rollyard.runs.display.progress import Silent
+from rollyard.runs.display.progress import SilentDisplay
 from rollyard.runs.rollout.install_progress import INSTALLS
 from rollyard.runs.run.command import store_option
 from rollyard.runs.run.run_tasks import run
@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 _LIMITS = Limits(agent=240, install=900)
 
 
-class _Narrator(Silent):
+class _Narrator(SilentDisplay):
     """Says in a line each what an agent does."""
 
     def __init__(self, say: Say) -> None:
@@ -46,7 +46,9 @@ async def run_demo(
     with scratch("demo") as folder:
         (task,) = Taskset.load(new_task(folder / "hello"))
         say(f"The task: {task.instruction.strip()}")
-        say(f"{agent} works on it in a sandbox without a network; {_who(base_url)} answers its model calls.\n")
+        say(
+            f"{agent} works on it in a sandbox without a network; {_describe_model(base_url)} answers its model calls.\n"
+        )
         policy = f"scripted:{new_script(folder / 'script.yaml')}" if base_url is None else None
         (done,) = await run(
             task, agent=agent, policy=policy, base_url=base_url, model=model, key_env=key_env, store=store,
@@ -56,7 +58,7 @@ async def run_demo(
     return done
 
 
-def _who(base_url: str | None) -> str:
+def _describe_model(base_url: str | None) -> str:
     return "a script" if base_url is None else f"the model server at {base_url}"
 
 

@@ -113,14 +113,17 @@ async def measure_agent(place: LocalBackend, agent: Agent, count: int, *, asleep
 def weigh_awake(row: AgentCapacity, before: MemoryUse, now: MemoryUse, count: int) -> AgentCapacity:
     own, shared = split_memory(now, count)
     return msgspec.structs.replace(
-        row, shared_mb=round(shared / MB, 1), awake_mb=round(own / MB, 1), awake=int(_room(before, shared) / own)
+        row,
+        shared_mb=round(shared / MB, 1),
+        awake_mb=round(own / MB, 1),
+        awake=int(_usable_memory(before, shared) / own),
     )
 
 
 def weigh_asleep(row: AgentCapacity, before: MemoryUse, now: MemoryUse, count: int, zram: int) -> AgentCapacity:
     """`zram` is what their pages take there, compressed."""
     own, shared = split_memory(now, count, zram)
-    out, room = sum(now.swapped.values()) / count, _room(before, shared)
+    out, room = sum(now.swapped.values()) / count, _usable_memory(before, shared)
     carried = room / own
     if out and before.swap_free / out < carried and row.awake_mb is not None:
         asleep = before.swap_free / out
@@ -136,7 +139,7 @@ def split_memory(use: MemoryUse, count: int, zram: int = 0) -> tuple[float, int]
     return (sum(use.sandboxes.values()) - shared + zram) / count, shared
 
 
-def _room(use: MemoryUse, shared: int) -> float:
+def _usable_memory(use: MemoryUse, shared: int) -> float:
     return max(0.0, use.available - HEAD_ROOM * use.total - shared)
 
 

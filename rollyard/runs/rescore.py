@@ -58,13 +58,13 @@ async def rescore(
     if isinstance(sandbox, str):
         async with sandboxes.backend(sandbox) as backend:
             for rollout_id in ids:
-                yield await _one(store, rollout_id, backend, provision, own, policy, tasks or {})
+                yield await _rescore_one(store, rollout_id, backend, provision, own, policy, tasks or {})
     else:
         for rollout_id in ids:
-            yield await _one(store, rollout_id, sandbox, provision, own, policy, tasks or {})
+            yield await _rescore_one(store, rollout_id, sandbox, provision, own, policy, tasks or {})
 
 
-async def _one(
+async def _rescore_one(
     store: Store,
     rollout_id: str,
     backend: Backend,

@@ -71,7 +71,7 @@ class GpuPool:
             raise Unsupported("there are no TPUs for sandboxes", hint="resources.tpu must be unset")
         if not resources.gpus:
             return
-        fitting = self._fitting(resources)
+        fitting = self._list_fitting(resources)
         if resources.gpus > len(fitting):
             kinds = f" of type {' or '.join(resources.gpu_types)}" if resources.gpu_types else ""
             raise Unsupported(f"resources.gpus={resources.gpus}: this machine has {len(fitting)} GPUs{kinds}")
@@ -82,11 +82,15 @@ class GpuPool:
         """As many as are asked for, or an error that may be tried again. Those that are `held` for it already are enough."""
         if not resources.gpus:
             return GpuReservation((), (), ())
-        if held is not None and set(held.gpus) <= set(self._fitting(resources)) and len(held.gpus) == resources.gpus:
+        if (
+            held is not None
+            and set(held.gpus) <= set(self._list_fitting(resources))
+            and len(held.gpus) == resources.gpus
+        ):
             return held.share()
         place = private_dir(data_home() / "gpus")
         got: list[tuple[Gpu, int]] = []
-        for gpu in self._fitting(resources):
+        for gpu in self._list_fitting(resources):
             if len(got) < resources.gpus and (lock := _lock(place / str(gpu.number), share=share)) is not None:
                 got.append((gpu, lock))
         reserved = GpuReservation([gpu for gpu, _ in got], self._nodes(got), [lock for _, lock in got])
@@ -98,7 +102,7 @@ class GpuPool:
             )
         return reserved
 
-    def _fitting(self, resources: Resources) -> list[Gpu]:
+    def _list_fitting(self, resources: Resources) -> list[Gpu]:
         wanted = [kind.lower() for kind in resources.gpu_types]
         return [gpu for gpu in self.list() if not wanted or any(kind in (gpu.kind or "").lower() for kind in wanted)]
 

@@ -92,8 +92,8 @@ class ShimJob:
         """Raises TimeoutError without touching the job. A wrapper that vanished gives an exit that says `lost`."""
         with anyio.fail_after(timeout):
             found = await self._until_over()
-        out = await self._whole("out")
-        err = await self._whole("err")
+        out = await self._read_whole("out")
+        err = await self._read_whole("err")
         return Exit(
             exit_code=found.code,
             stdout=out[:_MAX_OUTPUT],
@@ -127,7 +127,7 @@ class ShimJob:
         name = "err" if stderr else "out"
         return self._decode(await self._script(self._encode('tail -c $2 "$1"'), f"{self._dir}/{name}", str(n)))
 
-    async def _whole(self, name: str) -> bytes:
+    async def _read_whole(self, name: str) -> bytes:
         parts: list[bytes] = []
         size = 0
         while size <= _MAX_OUTPUT and (data := await self._read(name, size, CHUNK)):

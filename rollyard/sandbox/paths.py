@@ -66,7 +66,7 @@ class PathSteps(ABC):
             raise PathError(path, "EINVAL", hint="a path is not empty and has no NUL")
         return posixpath.normpath(posixpath.join(self._workdir, path)).replace("//", "/")
 
-    async def _again(
+    async def _repeat_step(
         self, script: str, path: str, *args: str, user: str | None = None, timeout: float = STEP_S
     ) -> bytes:
         """A step that does no harm when it is done twice."""
@@ -89,20 +89,20 @@ class PathSteps(ABC):
         return (await self.read(path, max_bytes=max_bytes)).decode()
 
     async def exists(self, path: str) -> bool:
-        return await self._again('[ -e "$1" ] && echo yes; exit 0', path) == b"yes\n"
+        return await self._repeat_step('[ -e "$1" ] && echo yes; exit 0', path) == b"yes\n"
 
     async def stat(self, path: str) -> Stat:
-        (found,) = _stats(await self._again(_STAT, path))
+        (found,) = _stats(await self._repeat_step(_STAT, path))
         return Stat(path=path, **found[1])
 
     async def list_dir(self, path: str) -> list[Stat]:
-        found = _stats(await self._again(_LIST, path))
+        found = _stats(await self._repeat_step(_LIST, path))
         return [
             Stat(path=posixpath.join(path, name), **fields) for name, fields in sorted(found, key=lambda one: one[0])
         ]
 
     async def mkdir(self, path: str, *, mode: int = 0o755, user: str | None = None) -> None:
-        await self._again(_MKDIR, path, f"{mode:o}", user=user)
+        await self._repeat_step(_MKDIR, path, f"{mode:o}", user=user)
 
     async def remove(self, path: str) -> None:
         await self._step(_REMOVE, path)

@@ -68,7 +68,7 @@ def not_deleted(left: Mapping[str, Exception]) -> SandboxError:
 def one_by_one(delete: Callable[[str, float], bool]) -> DeleteBatch:
     """For providers that delete one at a time. `delete(id, seconds)` says whether the sandbox is gone, and raises nothing."""
 
-    def each(ids: Sequence[str], seconds: float) -> list[str]:
+    def kill_each(ids: Sequence[str], seconds: float) -> list[str]:
         deadline = time.monotonic() + seconds
 
         def work(one: str) -> bool:
@@ -77,7 +77,7 @@ def one_by_one(delete: Callable[[str, float], bool]) -> DeleteBatch:
 
         return [one for one, gone in zip(ids, _map(work, ids), strict=True) if not gone]
 
-    return each
+    return kill_each
 
 
 def _map(work: Callable[[str], bool], ids: Sequence[str]) -> list[bool]:

@@ -24,7 +24,7 @@ GATHER_S = 0.006  # the longest that writes which keep coming hold up a batch
 BUSY_S = 0.02  # writes that follow each other faster than this are load
 
 
-class Patience(NamedTuple):
+class GatherWait(NamedTuple):
     """How long a write waits for others: a share of its `took_s`, and at most so many seconds."""
 
     share: float
@@ -34,7 +34,7 @@ class Patience(NamedTuple):
         return min(self.share * getattr(work, "took_s", 0.0), self.most_s)
 
 
-NEAR, DISTANT = Patience(0.05, 0.03), Patience(0.05, 0.1)
+NEAR, DISTANT = GatherWait(0.05, 0.03), GatherWait(0.05, 0.1)
 
 
 class WaitingWork(NamedTuple):
@@ -85,7 +85,7 @@ class Batches:
 
     def __init__(self, take: Callable[[Batch], None], *, distant: bool = False) -> None:
         self._take, self._distant = take, distant
-        self._patience = DISTANT if distant else NEAR
+        self._gather_wait = DISTANT if distant else NEAR
         self._gathering: dict[asyncio.AbstractEventLoop, Batch] = {}
         self._newest = -math.inf  # when the last write came
 
@@ -96,7 +96,7 @@ class Batches:
         if batch is None:
             batch = self._gathering[loop] = Batch(loop)
         now = loop.time()
-        wait_s = self._patience.wait_s(work) if self._distant or now - self._newest < BUSY_S else 0.0
+        wait_s = self._gather_wait.wait_s(work) if self._distant or now - self._newest < BUSY_S else 0.0
         self._newest = now
         due = now if now >= batch.half else now + wait_s
         batch.half = min(batch.half, now + wait_s / 2)

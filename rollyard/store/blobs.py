@@ -29,7 +29,7 @@ def encode_blobs(bodies: Mapping[bytes, bytes]) -> list[tuple[Any, ...]]:
 
 
 def put_rows(connection: Connection, rows: list[tuple[Any, ...]]) -> None:
-    """Of several rows for one body the first counts."""
+    """Insert rows; of several for one body the first counts."""
     _put.rows(connection, rows)
 
 
@@ -42,7 +42,7 @@ def get(connection: Connection, digest: bytes) -> bytes:
 
 
 def get_several(connection: Connection, digests: Collection[bytes]) -> dict[bytes, bytes]:
-    """The same for several; those that are differences one by one."""
+    """Several bodies by digest; those kept as differences are read one by one."""
     found: dict[bytes, bytes] = {}
     for some in _in_parts(digests):
         query = select(blobs.c.digest, blobs.c.encoding, blobs.c.data).where(blobs.c.digest.in_(some))

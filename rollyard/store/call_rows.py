@@ -31,8 +31,8 @@ decode_record = msgspec.msgpack.Decoder(CallRecord).decode
 _NO_TEXTS = msgspec.Raw(b"\x90")  # a list of none
 
 
-class NodeRest(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What few nodes have. Those of older versions end before the last."""
+class RareNodeFields(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Fields that few nodes have. Rows of older versions lack the last one."""
 
     inserted: tuple[tuple[int, int], ...] = ()
     spans: tuple[VersionSpan, ...] = ()
@@ -50,7 +50,7 @@ class StoredNode(msgspec.Struct, frozen=True, array_like=True, gc=False):
     message: Message | None
     ids: bytes | None
     logprobs: bytes | None
-    rest: NodeRest | None = None  # None when plain
+    rest: RareNodeFields | None = None  # None when plain
 
 
 class StoredBody(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -58,7 +58,7 @@ class StoredBody(msgspec.Struct, frozen=True, array_like=True, gc=False):
     data: bytes | Delta
 
 
-_PLAIN = NodeRest()
+_PLAIN = RareNodeFields()
 _decode_nodes = msgspec.msgpack.Decoder(tuple[StoredNode, ...]).decode
 _decode_bodies = msgspec.msgpack.Decoder(tuple[StoredBody, ...]).decode
 
@@ -94,7 +94,7 @@ def _without_nul(text: str) -> str:
 
 
 def split_bodies(record: CallRecord, bodies: Mapping[bytes, Blob]) -> tuple[dict[bytes, Blob], dict[bytes, bytes]]:
-    """The call's own, and those that are shared."""
+    """The bodies that go into the call's row, and those that are shared."""
     own, shared = dict[bytes, Blob](), dict[bytes, bytes]()
     named = (record.raw_request, record.raw_response)
     for digest, body in bodies.items():
@@ -155,9 +155,9 @@ def _stored_node(node: Node) -> StoredNode:
     )
 
 
-def _rest_of(node: Node) -> NodeRest:
+def _rest_of(node: Node) -> RareNodeFields:
     texts = msgspec.Raw(node.packed_texts) if node.packed_texts else _NO_TEXTS
-    return NodeRest(node.inserted, node.spans, node.trainable, texts, node.experts)
+    return RareNodeFields(node.inserted, node.spans, node.trainable, texts, node.experts)
 
 
 def _node(stored: StoredNode, messages: dict[int, Message]) -> Node:

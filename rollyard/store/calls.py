@@ -113,7 +113,7 @@ def commit_rows(connection: Connection, new: Sequence[CallRows | SentCall]) -> l
 
 
 def _is_kept(connection: Connection, call: tuple[Any, ...]) -> bool:
-    """With all of its rows, which are written in one transaction."""
+    """Whether the call is kept; all of its rows are written in one transaction."""
     rollout_id, seq, call_id, *_ = call
     found = select(calls.c.id).where((calls.c.rollout_id == rollout_id) & (calls.c.seq == seq))
     return connection.execute(found).scalar() == call_id
@@ -241,7 +241,7 @@ def _session(row: Any) -> SessionRecord:
 
 
 def _find_closed(connection: Connection, rollout_ids: set[str]) -> set[str]:
-    """Those of the sessions that are closed."""
+    """The sessions of these rollouts that are closed."""
     if connection.dialect.name == "sqlite":  # straight to the driver: this runs for every call
         driver: Any = connection.connection.driver_connection
         return {row[0] for row in driver.execute(_CLOSED, (msgspec.json.encode(list(rollout_ids)).decode(),))}

@@ -112,7 +112,7 @@ async def _evidence(store: Store, trajectory: Trajectory, numbers: Counter[str])
 
 
 def _compare_ids(trajectory: Trajectory, record: CallRecord, body: bytes, numbers: Counter[str]) -> list[LawViolation]:
-    """Token ids that the engine's answer names, against those of the graph."""
+    """Compare the token ids in the engine's answer with those of the graph."""
     try:
         answer = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

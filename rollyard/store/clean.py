@@ -59,7 +59,7 @@ def resolve(connection: Connection, text: str) -> tuple[str, str]:
 
 
 def _names(connection: Connection) -> list[str]:
-    """Of the newest runs, as people call them."""
+    """The names of the newest runs, as people write them."""
     configs = connection.execute(select(runs.c.config).order_by(runs.c.created_at.desc()).limit(_NEWEST)).scalars()
     return [name for config in configs if (name := msgspec.json.decode(config).get("name"))]
 

@@ -73,6 +73,6 @@ def _fields(rollout: Rollout) -> dict[str, Any]:
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Those that every rollout has, in their order, then the parts that some have."""
+    """The columns that every rollout has, in their order, then the parts that some have."""
     fixed = [*RolloutRow.__struct_fields__, "error"]
     return list(dict.fromkeys([*fixed, *(name for row in rows for name in row)]))

@@ -25,7 +25,6 @@ from sqlalchemy.dialects import sqlite
 
 P = ParamSpec("P")
 T = TypeVar("T")
-UPGRADE_S = 86_400.0  # a store of terabytes
 Work = Callable[[Connection], T]
 
 
@@ -52,7 +51,7 @@ class SmallOperation(StoreOperation[T]):
 
 
 def prepare(works: Iterable[Work[Any]]) -> None:
-    """What needs no lock on the database is done before there is one."""
+    """Do what needs no lock on the database before there is one."""
     for work in works:
         if (own := getattr(work, "prepare", None)) is not None:
             with suppress(Exception):  # it comes again in the transaction, and goes to its caller
@@ -60,7 +59,7 @@ def prepare(works: Iterable[Work[Any]]) -> None:
 
 
 def run_works(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
-    """In order; neighbours that know how are done `together`."""
+    """Run the works in order; neighbours that can are done `together`."""
     results: list[Any] = []
     for together, group in groupby(works, key=lambda work: getattr(work, "together", None)):
         alike = list(group)

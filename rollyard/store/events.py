@@ -46,7 +46,7 @@ def latest(connection: Connection) -> int:
     return connection.execute(select(func.coalesce(func.max(events.c.seq), 0))).scalar_one()
 
 
-def between(
+def list_between(
     connection: Connection,
     *,
     after: int,
@@ -71,7 +71,7 @@ def between(
 
 def has_more(connection: Connection, run_id: str, *, after: int, name: str | None = None) -> bool:
     """Whether a run has events past a number, also those that `events` does not give yet."""
-    return bool(between(connection, after=after, run_id=run_id, name=name, limit=1))
+    return bool(list_between(connection, after=after, run_id=run_id, name=name, limit=1))
 
 
 def recent(connection: Connection, run_id: str, *, limit: int = 1000) -> list[StoredEvent]:

@@ -16,7 +16,7 @@ _put_jobs = Put(jobs, _FIELDS, there="keep")
 
 
 def add(connection: Connection, job: RolloutJob) -> RolloutJob:
-    """Keep it, or give the one that its owner has asked for under the same key."""
+    """Keep the job, or give the one that its owner has created under the same key."""
     _put_jobs.rows(connection, [tuple(getattr(job, name) for name in _FIELDS)])
     query = select(jobs).where(jobs.c.owner == job.owner, jobs.c.key == job.key)
     return _as_job(connection.execute(query).mappings().one())

@@ -25,7 +25,7 @@ from rollyard.store.database import Put
 from rollyard.store.runs import as_attempt
 from rollyard.store.schema import attempts, pauses, sessions
 
-Patience = float | Callable[[], float]  # a function is asked when the transaction runs, maybe long after the call
+GracePeriod = float | Callable[[], float]  # a function is asked when the transaction runs, maybe long after the call
 AHEAD = 2000  # by how many later attempts one that is owed may be overtaken
 _AT_ONCE = 500  # leases in one statement
 _put_pauses = Put(pauses, ("run_id", "policy", "until"), there="replace")
@@ -48,9 +48,9 @@ def claim(
     concurrency: Mapping[str, int] | None = None,
     images: Sequence[str] | None = None,
     gpus: int | None = None,
-    patience_s: Patience = 0.0,
+    grace_s: GracePeriod = 0.0,
 ) -> Lease | None:
-    """The first attempt that is owed or, when there is none, one of another owner whose lease ran out `patience_s` ago, with a
+    """The first attempt that is owed or, when there is none, one of another owner whose lease ran out `grace_s` ago, with a
     new fencing number; None if all are out or done. No policy named in `concurrency` gets more than that many at
     a time, whichever workers claim them. `images` are those that the worker's machine has, and are preferred; `gpus` is the
     most that an attempt may need (None: any number)."""
@@ -62,7 +62,7 @@ def claim(
         of_run = and_(of_run, attempts.c.gpus <= gpus)
     owed = and_(attempts.c.state == "owed", or_(attempts.c.expires_at.is_(None), attempts.c.expires_at <= now))
     run_out = and_(
-        attempts.c.state == "leased", attempts.c.expires_at <= now - _ask(patience_s), attempts.c.owner != owner
+        attempts.c.state == "leased", attempts.c.expires_at <= now - _ask(grace_s), attempts.c.owner != owner
     )
     wanted = [owed, run_out]
     if images is not None:
@@ -137,7 +137,7 @@ def renew(connection: Connection, now: float | None, lease: Lease, *, ttl_s: flo
 
 
 def renew_all(connection: Connection, now: float | None, held: Sequence[Lease], *, ttl_s: float) -> set[str]:
-    """The same for all of a worker's in one statement; gives the attempts whose leases were lost."""
+    """`heartbeat` for all leases of a worker in one statement; gives the attempts whose leases were lost."""
     until = moment(connection, now) + ttl_s
     kept: set[str] = set()
     for start in range(0, len(held), _AT_ONCE):
@@ -147,10 +147,10 @@ def renew_all(connection: Connection, now: float | None, held: Sequence[Lease], 
     return {lease.attempt.id for lease in held} - kept
 
 
-def reclaim(connection: Connection, now: float | None, run_id: str, *, patience_s: Patience = 0.0) -> int:
-    """Attempts whose leases ran out `patience_s` ago are owed again, each in its old place; gives how many."""
+def reclaim(connection: Connection, now: float | None, run_id: str, *, grace_s: GracePeriod = 0.0) -> int:
+    """Attempts whose leases ran out `grace_s` ago are owed again, each in its old place; gives how many."""
     run_out = and_(attempts.c.run_id == run_id, attempts.c.state == "leased")
-    run_out = and_(run_out, attempts.c.expires_at <= moment(connection, now) - _ask(patience_s))
+    run_out = and_(run_out, attempts.c.expires_at <= moment(connection, now) - _ask(grace_s))
     changed = connection.execute(update(attempts).where(run_out).values(state="owed", owner=None, expires_at=None))
     return changed.rowcount
 
@@ -194,7 +194,7 @@ def hold(connection: Connection, attempt_id: str, fence: int) -> bool:
 
 
 def still_held(connection: Connection, held: Iterable[Lease]) -> set[tuple[str, int]]:
-    """Those of the claims that are still good, as attempt and fence."""
+    """The claims that are still good, as attempt and fence."""
     pairs, good = _pairs(held), set[tuple[str, int]]()
     for start in range(0, len(pairs), _AT_ONCE):
         own = tuple_(attempts.c.id, attempts.c.fence).in_(pairs[start : start + _AT_ONCE])
@@ -224,8 +224,8 @@ def find_live(connection: Connection, rollout_id: str) -> Attempt | None:
     return None if row is None else as_attempt(row)
 
 
-def _ask(patience_s: Patience) -> float:
-    return patience_s() if callable(patience_s) else patience_s
+def _ask(grace_s: GracePeriod) -> float:
+    return grace_s() if callable(grace_s) else grace_s
 
 
 def _pairs(held: Iterable[Lease]) -> list[tuple[str, int]]:

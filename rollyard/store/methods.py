@@ -64,7 +64,7 @@ def writes(
 def writes_at(
     work: Callable[Concatenate[Connection, float, P], T], *, small: bool = False
 ) -> Callable[Concatenate[Records, P], CoroutineType[Any, Any, T]]:
-    """The same for work that notes when it was done."""
+    """As `writes`, for work that notes when it was done."""
     operation = SmallOperation if small else StoreOperation
 
     @wraps(work)
@@ -78,7 +78,7 @@ def writes_at(
 def writes_lease(
     work: Callable[Concatenate[Connection, float | None, P], T], *, small: bool = False
 ) -> Callable[Concatenate[Records, P], CoroutineType[Any, Any, T]]:
-    """The same for work that needs the time by which leases run out."""
+    """As `writes`, for work that needs the time by which leases run out."""
     operation = SmallOperation if small else StoreOperation
 
     @wraps(work)

@@ -71,7 +71,7 @@ def find_noted(connection: Connection, run_id: str) -> frozenset[str]:
 
 
 def of_rollouts(connection: Connection, rollout_ids: Sequence[str]) -> dict[str, list[Note]]:
-    """By rollout, the oldest first; a rollout without notes is not there."""
+    """Notes by rollout, the oldest first; a rollout without notes is left out."""
     found: dict[str, list[Note]] = defaultdict(list)
     query = select(notes).where(notes.c.rollout_id.in_(rollout_ids)).order_by(notes.c.id)
     for row in connection.execute(query).mappings():

@@ -49,11 +49,11 @@ _log = Log("rollyard.store")
 _put_seats = Put(seats, ("id", "token"), there="keep")
 
 
-class _Again(Exception):
+class _MayRetry(Exception):
     """The transaction did not happen and may be tried once more."""
 
 
-class _Unreached(_Again):
+class _Unreached(_MayRetry):
     """There was no connection to the server at all."""
 
 
@@ -87,7 +87,7 @@ class PostgresDatabase:
 
     async def _write_alone(self, work: Work[T]) -> T:
         async with self._seat() as seat:
-            return await self._patiently(lambda: self._transaction(work, seat), "write")
+            return await self._retry(lambda: self._transaction(work, seat), "write")
 
     async def _write_together(self, works: Sequence[Work[Any]]) -> list[Any] | None:
         """None when one of them fails, or has to wait for a lock."""
@@ -97,24 +97,24 @@ class PostgresDatabase:
                 return await self._transaction(
                     lambda connection: run_works(connection, works), seat, wait_ms=SHARED_WAIT_MS
                 )
-            except _Again:
+            except _MayRetry:
                 raise
             except Exception:  # noqa: BLE001 - it comes again where each has a transaction of its own
                 return None
 
         async with self._seat() as seat:
-            return await self._patiently(lambda: once(seat), "write")
+            return await self._retry(lambda: once(seat), "write")
 
     async def read(self, work: Work[T]) -> T:
         """All queries of one read see the same state."""
-        return await self._patiently(lambda: self._snapshot(work), "read")
+        return await self._retry(lambda: self._snapshot(work), "read")
 
     async def prepare(self, work: Work[Any]) -> None:
         """A write before there are any tables, and so no seats; it must be one that may happen twice."""
-        await self._patiently(lambda: self._begin(work), "write")
+        await self._retry(lambda: self._begin(work), "write")
 
     async def _transaction(self, work: Work[T], seat: str, wait_ms: int | None = None) -> T:
-        """With `wait_ms` it fails when it has to wait so long for a lock."""
+        """With `wait_ms` the transaction fails when it has to wait so long for a lock."""
         token, done = os.urandom(12), list[T]()
         mark: Any = update(seats).where(seats.c.id == seat).values(token=token)
         if wait_ms is not None:
@@ -126,8 +126,8 @@ class PostgresDatabase:
 
         try:
             await self._begin(witnessed)
-        except _Again:
-            if done and await self._patiently(lambda: self._begin(lambda c: _token(c, seat)), "answer") == token:
+        except _MayRetry:
+            if done and await self._retry(lambda: self._begin(lambda c: _token(c, seat)), "answer") == token:
                 return done[0]
             raise
         return done[0]
@@ -167,7 +167,7 @@ class PostgresDatabase:
     async def alter(self, work: Work[T]) -> T:
         try:
             return await self._begin(work)
-        except _Again as why:
+        except _MayRetry as why:
             hint = "give the command again once the server answers: it begins anew"
             raise StoreError(f"the database {self.where} went away: {why}", hint=hint) from why
 
@@ -179,11 +179,11 @@ class PostgresDatabase:
         try:
             async with asyncio.timeout(_CLOSE_S):
                 await self._begin(lambda c: c.execute(delete(seats).where(seats.c.id.in_(self._seats))))
-        except (_Again, StoreError, TimeoutError):
+        except (_MayRetry, StoreError, TimeoutError):
             pass  # a few rows stay behind; they do no harm
         await self._engine.dispose()
 
-    async def _patiently(self, once: Callable[[], Awaitable[T]], what: str) -> T:
+    async def _retry(self, once: Callable[[], Awaitable[T]], what: str) -> T:
         """Try until it happened, it cannot, or the deadline has passed."""
         pause, why = FIRST_PAUSE_S, "no answer"
         started = asyncio.get_running_loop().time()
@@ -192,7 +192,7 @@ class PostgresDatabase:
                 while True:
                     try:
                         return await once()
-                    except _Again as again:
+                    except _MayRetry as again:
                         why = str(again) or why
                         if isinstance(again, _Unreached) and not self._reached:
                             self._still_unreached(again, asyncio.get_running_loop().time() - started, pause)
@@ -211,14 +211,14 @@ class PostgresDatabase:
             _log.warning("%s does not answer (%s); trying for %.0f s", self.where, why, self._wait_s)
 
     def _may_repeat(self, error: Exception) -> Exception:
-        """What to raise: `_Again` for what passes by itself, else the error as one of ours."""
+        """What to raise: `_MayRetry` for what passes by itself, else the error as one of ours."""
         if isinstance(error, OSError):  # the server does not listen, or a connection broke
             return _Unreached(str(error) or type(error).__name__)
         self._reached = True
         if isinstance(error, DBAPIError):
             state = getattr(error.orig, "sqlstate", None) or ""
             if error.connection_invalidated or state in REPEATABLE or state.startswith(AWAY):
-                return _Again(f"{type(error.orig).__name__}: {error.orig}")
+                return _MayRetry(f"{type(error.orig).__name__}: {error.orig}")
             return StoreError(f"the database {self.where} refused: {error.orig}")
         return StoreError(f"the database {self.where} refused: {error}")
 

@@ -65,9 +65,8 @@ class SharedWrites:
         self._start()
 
     async def _write(self, group: list[WaitingWork]) -> None:
-        group.sort(
-            key=lambda waiting: not hasattr(waiting.work, "together")
-        )  # those that are done together side by side
+        # Those that are done together side by side
+        group.sort(key=lambda waiting: not hasattr(waiting.work, "together"))
         works = [waiting.work for waiting in group]
         prepare(works)
         results: Sequence[Any] | None = None

@@ -144,7 +144,7 @@ class ThreadWriter(SQLiteWriter):
         self.close()
 
     def _next(self) -> tuple[list[Batch], bool]:
-        """What waits, and whether it is the last."""
+        """The batches that wait, and whether they are the last."""
         first = self._waiting.get()
         batches: list[Batch] = []
         while first is not None:

@@ -124,7 +124,7 @@ class LongTransaction:
             engine.dispose()
 
     def stop(self) -> None:
-        """From another thread: `run` raises."""
+        """May be called from another thread; makes `run` raise."""
         self._stopped = True
 
     def _begins(self, driver: sqlite3.Connection) -> bool:
@@ -144,7 +144,7 @@ def _transaction(connection: Connection, works: Sequence[Work[Any]]) -> list[Any
 
 
 def _finish(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
-    """Of a transaction that has begun: all of it, or nothing."""
+    """Do the works of a transaction that has begun and commit it; all of it is kept or nothing."""
     driver: Any = connection.connection.driver_connection
     try:
         results = run_works(connection, works)
@@ -159,7 +159,7 @@ def _finish(connection: Connection, works: Sequence[Work[Any]]) -> list[Any]:
     return results
 
 
-def _execute_when_free(driver: sqlite3.Connection, statement: str, wait_s: float = sqlite_file.BUSY_MS / 1000) -> None:
+def _execute_when_free(driver: sqlite3.Connection, statement: str) -> None:
     """SQLite's own waiting for the lock sleeps for up to 100 ms at a time, a hundred times as long as a transaction takes:
     processes that write to one file would wait for each other most of the time. For `journal_mode` it does not wait at all."""
     until, pause = time.monotonic() + sqlite_file.BUSY_MS / 1000, SHORTEST_PAUSE_S

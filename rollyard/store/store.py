@@ -260,7 +260,7 @@ class Store(Records):
         """Events in order: those there are, or with `after` those past that number. A reader that goes on from the last number
         it was given misses none and sees none twice; on PostgreSQL it is given an event once all that were numbered before it
         are there too."""
-        find = partial(_events.between, run_id=run_id, rollout_id=rollout_id, name=name, limit=limit)
+        find = partial(_events.list_between, run_id=run_id, rollout_id=rollout_id, name=name, limit=limit)
         if after is None or self._order is None:
             return await self.database.read(partial(find, after=after or 0))
         return await self._order.follow(find, after)
@@ -292,7 +292,7 @@ class Store(Records):
         return await self.database.read(partial(_blobs.get, digest=bytes.fromhex(digest)))
 
     async def missing_blobs(self, digests: Sequence[str]) -> set[str]:
-        """Those of the bodies that are not kept here."""
+        """The digests among these whose bodies are not kept here."""
         found = await self.database.read(partial(_blobs.find_known, digests=[bytes.fromhex(d) for d in digests]))
         return {digest for digest in digests if bytes.fromhex(digest) not in found}
 

@@ -43,7 +43,7 @@ _named = msgspec.msgpack.Decoder(_Named)
 async def sweep(database: Database, now: float) -> int:
     """Remove bodies that nothing refers to; gives how many. Refused while leases or sessions are open, since a body may be kept
     a moment before what refers to it; broken off when something is written meanwhile, and then it may be repeated."""
-    before = await database.read(lambda connection: _look(connection, now))
+    before = await database.read(lambda connection: _measure(connection, now))
     with closing(_Used()) as used:
         async for digests in _references(database):
             await asyncio.to_thread(used.add, digests)
@@ -85,7 +85,7 @@ class _Used:
             ") SELECT digest FROM more"
         )
 
-    def lacks(self, digests: Sequence[bytes]) -> list[bytes]:
+    def find_unused(self, digests: Sequence[bytes]) -> list[bytes]:
         """Those that are not in use. One by one: between two of them may lie a million that are."""
         ask = "SELECT 1 FROM used WHERE digest = ?"
         return [digest for digest in digests if self._database.execute(ask, (digest,)).fetchone() is None]
@@ -153,7 +153,7 @@ async def _follow_differences(database: Database, used: _Used) -> None:
 async def _find_unused(database: Database, used: _Used) -> AsyncGenerator[list[bytes]]:
     unused: list[bytes] = []
     async for found in _stream(database, blobs, blobs.c.digest):
-        unused += await asyncio.to_thread(used.lacks, [bytes(digest) for digest in found])
+        unused += await asyncio.to_thread(used.find_unused, [bytes(digest) for digest in found])
         while len(unused) >= AT_ONCE:
             yield unused[:AT_ONCE]
             unused = unused[AT_ONCE:]
@@ -170,14 +170,14 @@ async def _is_some_unused(database: Database, used: _Used) -> bool:
 def _remove(connection: Connection, unused: Sequence[bytes], before: tuple[Any, ...], now: float) -> int:
     if connection.dialect.name == "postgresql":  # SQLite has one writer at a time in any case
         connection.execute(text("LOCK TABLE calls, rollouts, artifacts, blobs IN SHARE ROW EXCLUSIVE MODE"))
-    if _look(connection, now) != before:
+    if _measure(connection, now) != before:
         raise StoreError("something was written meanwhile", hint="sweep when nothing runs")
     for start in range(0, len(unused), 500):
         connection.execute(delete(blobs).where(blobs.c.digest.in_(unused[start : start + 500])))
     return len(unused)
 
 
-def _look(connection: Connection, now: float) -> tuple[Any, ...]:
+def _measure(connection: Connection, now: float) -> tuple[Any, ...]:
     """How much there is of all that refers to bodies, or comes with it."""
     leased = (attempts.c.state == "leased") & (attempts.c.expires_at > now)
     busy = connection.execute(select(func.count()).where(leased)).scalar_one()

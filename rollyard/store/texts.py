@@ -33,10 +33,8 @@ from rollyard.store.schema import WORDS, rollouts, texts
 
 Place = Literal["message", "tool call", "tool result", "log", "verdict", "failure", "diff"]
 PLACES: tuple[Place, ...] = get_args(Place)
-TASK, CUT = (
-    "task",
-    "cut",
-)  # places of rows that are no text of the rollout: what it is called, and that texts are missing
+# Places of rows that are no text of the rollout: what it is called, and that texts are missing
+TASK, CUT = ("task", "cut")
 MOST = 2_000_000
 _PIECE = 64_000  # characters of a row; PostgreSQL indexes no text that is much longer
 _READ = 500  # rows at once: long ones may be a few hundred kB
@@ -97,7 +95,7 @@ def _parts(message: Message) -> Iterator[tuple[Place, str]]:
 
 
 def put(connection: Connection, rollout: Rollout) -> None:
-    """Keep a rollout's texts in the place of those there are."""
+    """Replace a rollout's texts."""
     remove(connection, rollout.id)
     add(connection, rollout)
 

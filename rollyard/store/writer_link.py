@@ -58,7 +58,7 @@ def frame(value: Any) -> bytes:
 
 
 class WriterLink:
-    """Of one event loop. `inbox` is the end that leads to the writing process."""
+    """The link of one event loop; `inbox` is the end that leads to the writing process."""
 
     def __init__(self, inbox: socket.socket, where: str) -> None:
         self.set_up: Work[Any] | None = None
@@ -163,7 +163,7 @@ class WriterLink:
             self._connect()
 
     def _repeat(self, works: Sequence[WaitingWork]) -> Iterator[WaitingWork]:
-        """Those that may be sent once more; the others have failed."""
+        """The works that may be sent once more; the others fail."""
         died = f"the process that writes to the store {self._where} died: whether this was written is not known"
         for work, future in works:
             if future.done():

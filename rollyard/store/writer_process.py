@@ -31,7 +31,7 @@ STOP_S = 30.0  # for the last clients to leave
 
 
 async def serve_writes(path: Path, inbox: socket.socket, stop: asyncio.Event, ready: Callable[[], None]) -> None:
-    """Until `stop` is set and no client is left."""
+    """Serve until `stop` is set and no client is left."""
     async with Store.open(path):
         pass  # one that is too old is brought up to date, and what is no store is refused
     set_up = None if path.exists() else partial(bring_up_to_date, where=str(path))
@@ -130,10 +130,8 @@ class Checkpoints:
         while not self._over.wait(CHECKPOINT_S):
             self.owed.wait()
             self.owed.clear()
-            with (
-                suppress(sqlite3.Error),
-                closing(self._connect()) as raw,
-            ):  # the writer does it in the end, and says what fails
+            with suppress(sqlite3.Error), closing(self._connect()) as raw:
+                # The writer does it in the end, and says what fails
                 raw.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
 

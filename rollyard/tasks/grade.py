@@ -26,7 +26,7 @@ from rollyard.core.sandbox import Network, SandboxSpec
 from rollyard.core.scratch import async_scratch
 from rollyard.core.task import Artifact, VerifierSpec
 from rollyard.tasks import planted_files, transfer
-from rollyard.tasks.planted_files import Before
+from rollyard.tasks.planted_files import StateBefore
 from rollyard.tasks.python_startup import KnownFiles
 from rollyard.tasks.verifiers.runner import RunnerNotStarted
 from rollyard.tasks.verifiers.sandbox import HOME, LOGS, TESTS, VerifierSandbox, clean_env
@@ -61,7 +61,7 @@ class Judging(msgspec.Struct, frozen=True, kw_only=True):
     env: Mapping[str, str] = {}
     timeout_s: float = 600.0
     collected: tuple[CommandRecord, ...] | None = None
-    before: Before | None = None
+    before: StateBefore | None = None
     known: KnownFiles = msgspec.field(default_factory=KnownFiles)
     record: Callable[[CommandRecord], None] | None = None  # told each command of the verifier's when it has ended
     keep: Callable[[Sandbox], Awaitable[None]] | None = None  # shown the verifier's sandbox when it has judged
@@ -165,7 +165,7 @@ def describe_fresh(case: Judging) -> SandboxSpec:
 
 async def _seal(
     case: Judging, sandbox: Sandbox, backend: Backend, stack: AsyncExitStack
-) -> tuple[VerifierSandbox, list[str], Before]:
+) -> tuple[VerifierSandbox, list[str], StateBefore]:
     if case.spec.carry_workdir and case.workdir.rstrip("/") == "":
         raise VerifierError(
             "a sealed verdict takes the working directory along, and this task's is /",
@@ -186,7 +186,9 @@ def _folders_to_judge(case: Judging) -> list[str]:
     return [artifact.source for artifact in chosen]
 
 
-async def _remove_links(case: Judging, box: VerifierSandbox, before: Before, notes: list[str]) -> planted_files.Now:
+async def _remove_links(
+    case: Judging, box: VerifierSandbox, before: StateBefore, notes: list[str]
+) -> planted_files.StateAfter:
     """How things are without the agent's links; a note for each link."""
     places = _folders_to_judge(case)
     now = await planted_files.look_again(box.sandbox, before, case.workdir, places)
@@ -196,7 +198,7 @@ async def _remove_links(case: Judging, box: VerifierSandbox, before: Before, not
     return await planted_files.look_again(box.sandbox, before, case.workdir, places)
 
 
-async def _guard(case: Judging, box: VerifierSandbox, before: Before) -> None:
+async def _guard(case: Judging, box: VerifierSandbox, before: StateBefore) -> None:
     if not case.spec.safe_path:
         return
     task = case.rollout.task

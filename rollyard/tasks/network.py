@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
-from rollyard.core.egress import NetworkWish, TaskNetwork, narrow
+from rollyard.core.egress import NetworkOption, TaskNetwork, narrow
 from rollyard.core.errors import ConfigError
 from rollyard.core.sandbox import Capabilities
 from rollyard.core.task import Task, VerifierSpec
@@ -26,7 +26,7 @@ def is_public(task: Task) -> bool:
 
 
 def give_network(
-    task: Task, wish: NetworkWish, can: Capabilities, *, building: NetworkWish, pull: tuple[str, ...] = ()
+    task: Task, wish: NetworkOption, can: Capabilities, *, building: NetworkOption, pull: tuple[str, ...] = ()
 ) -> Task:
     """The task with the networks that it gets, its builds by a wish of their own, and its images from the registries of `pull`.
     The public network is any name, through the proxy, where there is one."""
@@ -62,7 +62,7 @@ def give_network(
     return msgspec.structs.replace(task, **own, **callers, verifier=judge(task.verifier), steps=steps)
 
 
-def give_hosts(wanted: TaskNetwork, wish: NetworkWish, can: Capabilities) -> TaskNetwork:
+def give_hosts(wanted: TaskNetwork, wish: NetworkOption, can: Capabilities) -> TaskNetwork:
     network, hosts = narrow(wanted, wish)
     return ("allowlist", (PUBLIC,)) if network == "host" and can.network_allowlist else (network, hosts)
 

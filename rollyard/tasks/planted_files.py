@@ -30,7 +30,7 @@ _FIND_MODULES = (
 )
 
 
-class Before(msgspec.Struct, frozen=True, kw_only=True):
+class StateBefore(msgspec.Struct, frozen=True, kw_only=True):
     """How things were before the agent. `start_up` is None where a sealed verdict looks itself, in the pristine image."""
 
     start_up: StartUp | None = None
@@ -39,7 +39,7 @@ class Before(msgspec.Struct, frozen=True, kw_only=True):
     modules: tuple[str, ...] = ()
 
 
-class Now(msgspec.Struct, frozen=True, kw_only=True):
+class StateAfter(msgspec.Struct, frozen=True, kw_only=True):
     """How things are when the agent has ended. `start_up` is what `python_startup.list_script` printed."""
 
     start_up: bytes | None = None
@@ -47,18 +47,18 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
     repositories: Mapping[str, Repository] = {}
 
 
-async def look(sandbox: Sandbox, workdir: str, known: KnownFiles, *, start_up: bool = True) -> Before:
+async def look(sandbox: Sandbox, workdir: str, known: KnownFiles, *, start_up: bool = True) -> StateBefore:
     """What is there now. The caller knows that the agent has not run yet."""
     found = await python_startup.look(sandbox, workdir, known) if start_up else None
     if workdir.rstrip("/") == "":
-        return Before(start_up=found)
+        return StateBefore(start_up=found)
     scripts = (
         git_settings.list_script(workdir),
         LookScript(_FIND_MODULES, (workdir.rstrip("/"),)),
         planted_links.list_script((workdir,)),
     )
     repositories, modules, links = await run_looks(sandbox, "the working directory", scripts)
-    return Before(
+    return StateBefore(
         start_up=found,
         links={path: link.target for path, link in (planted_links.read_listed(links) or {}).items()},
         repositories=git_settings.read_listed(repositories),
@@ -66,7 +66,7 @@ async def look(sandbox: Sandbox, workdir: str, known: KnownFiles, *, start_up: b
     )
 
 
-async def look_pristine(fresh: Sandbox, workdir: str, seen: Before | None, known: KnownFiles) -> Before:
+async def look_pristine(fresh: Sandbox, workdir: str, seen: StateBefore | None, known: KnownFiles) -> StateBefore:
     """The same for a judge's own sandbox. What was seen in the agent's knows the task's files and setup too, so that only what
     Python loads unasked is looked for here."""
     if seen is None:
@@ -74,7 +74,7 @@ async def look_pristine(fresh: Sandbox, workdir: str, seen: Before | None, known
     return msgspec.structs.replace(seen, start_up=await python_startup.look(fresh, workdir, known))
 
 
-async def look_again(sandbox: Sandbox, before: Before, workdir: str, places: Sequence[str]) -> Now:
+async def look_again(sandbox: Sandbox, before: StateBefore, workdir: str, places: Sequence[str]) -> StateAfter:
     """What is there when the agent has ended, with the links below `places`. The judge's directories are not there yet."""
     libraries = before.start_up.libraries if before.start_up is not None else ()
     scripts = [planted_links.list_script([place for place in places if place.strip("/")])]
@@ -83,26 +83,28 @@ async def look_again(sandbox: Sandbox, before: Before, workdir: str, places: Seq
     if before.start_up is not None:
         scripts.insert(0, python_startup.list_script(workdir, libraries))
     *listed, links = await run_looks(sandbox, "what the agent left", scripts)
-    return Now(
+    return StateAfter(
         start_up=listed.pop(0) if before.start_up is not None else None,
         repositories=git_settings.read_listed(listed.pop(0)) if listed else {},
         links=planted_links.read_listed(links),
     )
 
 
-async def put_back(sandbox: Sandbox, before: Before, now: Now, known: KnownFiles) -> list[str]:
+async def put_back(sandbox: Sandbox, before: StateBefore, now: StateAfter, known: KnownFiles) -> list[str]:
     """Undo what the agent added or changed; a note for each file."""
     start_up = before.start_up
     notes = await python_startup.put_back(sandbox, start_up, now.start_up, known) if start_up is not None else []
     return notes + await git_settings.restore_repositories(sandbox, before.repositories, now.repositories)
 
 
-async def remove_links(sandbox: Sandbox, before: Before, now: Now, places: Sequence[str]) -> list[str]:
+async def remove_links(sandbox: Sandbox, before: StateBefore, now: StateAfter, places: Sequence[str]) -> list[str]:
     kept = [place for place in places if place.strip("/")]
     return await planted_links.remove_links(sandbox, kept, before.links, now.links)
 
 
-async def guard_modules(sandbox: Sandbox, before: Before, workdir: str, texts: Iterable[str], user: str | None) -> None:
+async def guard_modules(
+    sandbox: Sandbox, before: StateBefore, workdir: str, texts: Iterable[str], user: str | None
+) -> None:
     """Python's own modules before those of the working directory, less the ones that these texts of the task speak of."""
     names = {name for text in texts for match in _FILE_NAMES.finditer(text) for name in match.groups() if name}
     known = [path.removesuffix(".py") for path in before.modules]

@@ -16,7 +16,7 @@ _TEMPLATES = {"tests": "task", "pytest": "task-pytest", "steps": "task-steps"}
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 
-def _free(path: Path) -> Path:
+def _find_free_path(path: Path) -> Path:
     if path.exists() and (path.is_file() or any(path.iterdir())):
         raise ConfigError(f"{path} exists already", hint="choose another name")
     return path
@@ -32,13 +32,13 @@ def new_task(path: Path, kind: TaskKind = "tests") -> Path:
     """A task folder that `rollyard check tasks` accepts."""
     _check_name(path.name)
     with as_file(files("rollyard.tasks").joinpath("templates", _TEMPLATES[kind])) as template:
-        copy_template(template, _free(path))
+        copy_template(template, _find_free_path(path))
     return path
 
 
 def _write(path: Path, suffix: str, template: str, **words: str) -> Path:
     """One file from a template, with `{word}` replaced; the suffix is added where it is missing."""
-    target = _free(path if path.suffix == suffix else path.with_name(path.name + suffix))
+    target = _find_free_path(path if path.suffix == suffix else path.with_name(path.name + suffix))
     text = files("rollyard.tasks").joinpath("templates", *template.split("/")).read_text("utf-8")
     for word, value in {"name": target.name, **words}.items():
         text = text.replace(f"{{{word}}}", value)
@@ -70,7 +70,7 @@ def new_verifier(path: Path) -> Path:
 
 def new_eval(path: Path) -> Path:
     """A folder with an evaluation that runs as it is: `eval.toml`, a task and a script."""
-    _free(path)
+    _find_free_path(path)
     new_task(path / "hello")
     new_script(path / "script.yaml")
     return _write(path / "eval.toml", ".toml", "eval/eval.toml")

@@ -25,7 +25,7 @@ MAX_BYTES = 2**30
 _OFFERED = "/logs/artifacts"  # taken where an agent made it; no task asked for it
 
 
-class Carried(msgspec.Struct, frozen=True, kw_only=True):
+class TakenPath(msgspec.Struct, frozen=True, kw_only=True):
     """One path on its way: `host` is its copy."""
 
     path: str
@@ -33,10 +33,10 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
     folder: bool
 
 
-class Load(msgspec.Struct, frozen=True, kw_only=True):
+class TakenArtifacts(msgspec.Struct, frozen=True, kw_only=True):
     """What was taken, and what was not and why."""
 
-    items: tuple[Carried, ...] = ()
+    items: tuple[TakenPath, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -51,8 +51,10 @@ def choose_artifacts(workdir: str | None, artifacts: Sequence[Artifact], base: s
     return found
 
 
-async def take(sandbox: Sandbox, artifacts: Sequence[Artifact], scratch: Path, *, max_bytes: int = MAX_BYTES) -> Load:
-    items: list[Carried] = []
+async def take(
+    sandbox: Sandbox, artifacts: Sequence[Artifact], scratch: Path, *, max_bytes: int = MAX_BYTES
+) -> TakenArtifacts:
+    items: list[TakenPath] = []
     notes: list[str] = []
     for number, artifact in enumerate(artifacts):
         path, host = artifact.source, scratch / str(number)
@@ -61,26 +63,26 @@ async def take(sandbox: Sandbox, artifacts: Sequence[Artifact], scratch: Path, *
             if kind == "dir":
                 if left_out := await sandbox.download_dir(path, str(host), max_bytes=max_bytes):
                     notes.append(f"{path}: {describe_left_out(left_out)}")
-                await anyio.to_thread.run_sync(_wash, host, artifact.exclude)
-                items.append(Carried(path=path, host=host, folder=True))
+                await anyio.to_thread.run_sync(_remove_untransferable, host, artifact.exclude)
+                items.append(TakenPath(path=path, host=host, folder=True))
             elif kind == "file":
                 data = await sandbox.read(path, max_bytes=max_bytes)
                 host.write_bytes(data)
                 host.chmod((await sandbox.stat(path)).mode & 0o777)
-                items.append(Carried(path=path, host=host, folder=False))
+                items.append(TakenPath(path=path, host=host, folder=False))
             else:
                 notes.append(f"{path} was left behind: it is a {kind}")
         except PathError as error:
             if path != _OFFERED or error.errno_name != "ENOENT":
                 notes.append(f"{path} was left behind: {error}")
-    return Load(items=tuple(items), notes=tuple(notes))
+    return TakenArtifacts(items=tuple(items), notes=tuple(notes))
 
 
 def describe_left_out(entries: int) -> str:
     return f"entries left out that lie deeper than a path can name: {entries}"
 
 
-def _wash(root: Path, exclude: Sequence[str]) -> None:
+def _remove_untransferable(root: Path, exclude: Sequence[str]) -> None:
     """Remove from a downloaded tree what must not travel, going by directory descriptors: it may be of any shape."""
     for folder in folders.walk(root):
         prefix = f"{folder.path}/" if folder.names else ""
@@ -103,10 +105,10 @@ def _excludes(prefix: str, name: str, exclude: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(prefix + name, p) or fnmatch.fnmatchcase(name, p) for p in exclude)
 
 
-async def put(load: Load, sandbox: Sandbox, *, user: str | None) -> None:
+async def put(load: TakenArtifacts, sandbox: Sandbox, *, user: str | None) -> None:
     """Each path replaces what the judge's image has there: a file the agent deleted must not come back."""
     for item in load.items:
-        if await _there(sandbox, item.path):
+        if await _exists(sandbox, item.path):
             await sandbox.remove(item.path)
         if item.folder:
             await sandbox.mkdir(item.path, user=user)
@@ -115,7 +117,7 @@ async def put(load: Load, sandbox: Sandbox, *, user: str | None) -> None:
             await sandbox.write(item.path, item.host.read_bytes(), mode=item.host.stat().st_mode & 0o777, user=user)
 
 
-async def _there(sandbox: Sandbox, path: str) -> bool:
+async def _exists(sandbox: Sandbox, path: str) -> bool:
     try:
         await sandbox.stat(path)
     except PathError:

@@ -137,7 +137,7 @@ def is_built(check: TaskCheck) -> bool:
     return bool(check.proofs) and not any(text.startswith("provision:") for text in said)
 
 
-def _always(check: TaskCheck, agent: str, reward: Callable[[float], bool]) -> bool:
+def _always_holds(check: TaskCheck, agent: str, reward: Callable[[float], bool]) -> bool:
     rewards = [value for proof in check.proofs if proof.agent == agent for value in proof.rewards]
     return bool(rewards) and all(value is not None and reward(value) for value in rewards)
 
@@ -151,8 +151,8 @@ def summarise(found: DatasetCheck) -> dict[str, Any]:
         "loaded": found.loaded,
         "sampled": len(checks),
         "built": sum(map(is_built, checks)),
-        "nop 0": sum(_always(check, "nop", lambda value: value < 1.0) for check in checks),
-        "gold 1": sum(_always(check, "oracle", lambda value: value >= 1.0) for check in checks),
+        "nop 0": sum(_always_holds(check, "nop", lambda value: value < 1.0) for check in checks),
+        "gold 1": sum(_always_holds(check, "oracle", lambda value: value >= 1.0) for check in checks),
         "flaky": sum(check.flaky for check in checks),
         "trivial": sum(any(f.where == "trivial" for f in check.findings) for check in checks),
         "seconds": round(statistics.median(seconds), 2) if seconds else None,

@@ -93,7 +93,7 @@ def make_needles(task: Task) -> dict[str, Any]:
         for text in (task.instruction, *(step.instruction for step in task.steps))
         for line in text.splitlines()
     }
-    given = _given_files(task)
+    given = _list_given_files(task)
     for kind, folder in _folders(task):
         reverse = kind == "solution" and _applies_reversed(folder)
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -123,7 +123,7 @@ def _module(path: PurePath) -> str:
     return path.parent.name if path.stem == "__init__" else path.stem
 
 
-def _given_files(task: Task) -> list[tuple[str, set[str]]]:
+def _list_given_files(task: Task) -> list[tuple[str, set[str]]]:
     """Name and lines of what the agent is given: a file with a fault or a gap has most lines of its repair."""
     inline = [(PurePosixPath(file.path).name, file.data) for file in task.files if file.data is not None]
     roots = [Path(root) for root in (task.build, *(file.source for file in task.files)) if root is not None]

@@ -27,9 +27,8 @@ from rollyard.tasks.verifiers import verifier_for
 from rollyard.tasks.verifiers.runner import RunnerNotStarted
 from rollyard.tasks.verifiers.sandbox import LOGS, TESTS
 
-_SAID = re.compile(
-    rf"^(FAILED|ERROR) (?:\S*?/)?{SUITE}/(.+?)(?: - (.*))?$", re.M
-)  # paths from where pytest was started
+# Paths from where pytest was started
+_SAID = re.compile(rf"^(FAILED|ERROR) (?:\S*?/)?{SUITE}/(.+?)(?: - (.*))?$", re.M)
 _MOST_LEFT_OUT = 200
 _ROUNDS = 5
 _COLUMNS = "1000"  # so that pytest cuts no line of its summary
@@ -70,9 +69,8 @@ class PackageSuite:
     async def run(self, options: SuiteOptions) -> SuiteRun:
         task = Task(id=self.package.name, instruction="")
         spec = VerifierSpec(kind="pytest", bundled=True, options=pytest_options(self.package, options))
-        await self._sandbox.exec(
-            _CLEAR, timeout=60
-        )  # code of the last run, whose file may have the same size and second
+        # Code of the last run, whose file may have the same size and second
+        await self._sandbox.exec(_CLEAR, timeout=60)
         try:
             verdict = await verifier_for(spec)(self._sandbox, Rollout(id=task.id, task=task))
         except RunnerNotStarted as error:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import anyio
 import msgspec
 
-from rollyard.core.egress import parse_build_wish, parse_wish
+from rollyard.core.egress import parse_build_network, parse_network_option
 from rollyard.core.errors import Error
 from rollyard.core.protocols import Backend, RemovesStates
 from rollyard.core.rollout import Rollout
@@ -82,9 +82,9 @@ class CheckOptions(msgspec.Struct, frozen=True, kw_only=True):
     keep_built: bool = True  # False: what was built for a task is removed once no other of the tasks begins with it
 
     def __post_init__(self) -> None:
-        parse_wish(self.network)
+        parse_network_option(self.network)
         if self.build_network is not None:
-            parse_build_wish(self.build_network)
+            parse_build_network(self.build_network)
 
 
 def load_each(source: str, options: CheckOptions) -> tuple[list[Task], list[TaskCheck]]:

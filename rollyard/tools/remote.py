@@ -94,7 +94,9 @@ class RemoteTools:
 
     async def list(self, *, attempts: int | None = None) -> list[ToolSpec]:
         """The union, asked anew; it is also what `call` routes by from now on. More `attempts` are for servers that start."""
-        found = await asyncio.gather(*(self._of(place, attempts) for place in self._places), return_exceptions=True)
+        found = await asyncio.gather(
+            *(self._list_of(place, attempts) for place in self._places), return_exceptions=True
+        )
         causes: list[str] = []
         offers: list[tuple[_Place, Endpoint, ToolSpec]] = []
         for place, got in zip(self._places, found, strict=True):
@@ -138,7 +140,7 @@ class RemoteTools:
             raise EnvError(answer.text or f"{name} failed")
         return answer.text
 
-    async def _of(self, place: _Place, attempts: int | None) -> Listing:
+    async def _list_of(self, place: _Place, attempts: int | None) -> Listing:
         """What its endpoints offer, each tried by itself. One that is absent beside another that answers is no endpoint of the
         place; where none answers, each of them may be starting."""
         listing = Listing({}, {})

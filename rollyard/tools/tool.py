@@ -14,7 +14,7 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.errors import Error as RollyardError
-from rollyard.core.progress import Progress, unheard
+from rollyard.core.progress import Progress, ignore_progress
 
 Handler = Callable[..., Awaitable[Any]]
 _CONTEXT = "context"
@@ -25,7 +25,7 @@ class ToolContext(msgspec.Struct, frozen=True, kw_only=True):
     takes long says `await context.progress(done, total, message)`; a caller who asked for it hears of it."""
 
     rollout_id: str
-    progress: Progress = unheard
+    progress: Progress = ignore_progress
 
 
 class ToolError(RollyardError):

@@ -55,25 +55,25 @@ class FleetTaskEnv:
         return _show(sync.wait(self.env.reset(seed=seed)))
 
     async def reset_async(self, seed: int | None = None) -> dict[str, Any]:
-        return _show(await _elsewhere(self.env.reset(seed=seed)))
+        return _show(await _on_background_loop(self.env.reset(seed=seed)))
 
     def step(self, action: Mapping[str, Any]) -> FleetStep:
         return _step(sync.wait(self.env.step(action)))
 
     async def step_async(self, action: Mapping[str, Any]) -> FleetStep:
-        return _step(await _elsewhere(self.env.step(action)))
+        return _step(await _on_background_loop(self.env.step(action)))
 
     def verify_detailed(self, final_answer: str | None = None) -> DetailedCheck:
         return sync.wait(self.env.verify_detailed(final_answer))
 
     async def verify_detailed_async(self, final_answer: str | None = None) -> DetailedCheck:
-        return await _elsewhere(self.env.verify_detailed(final_answer))
+        return await _on_background_loop(self.env.verify_detailed(final_answer))
 
     def close(self) -> None:
         sync.wait(self.env.close())
 
     async def close_async(self) -> None:
-        await _elsewhere(self.env.close())
+        await _on_background_loop(self.env.close())
 
     @property
     def final_reward(self) -> float | None:
@@ -113,10 +113,10 @@ class AgentTools:
         return sync.wait(self._env.use(name, arguments or {})).value
 
     async def call_tool_async(self, name: str, arguments: Mapping[str, Any] | None = None) -> Any:
-        return (await _elsewhere(self._env.use(name, arguments or {}))).value
+        return (await _on_background_loop(self._env.use(name, arguments or {}))).value
 
 
-async def _elsewhere(work: Awaitable[T]) -> T:
+async def _on_background_loop(work: Awaitable[T]) -> T:
     """On the background loop, awaited on this one; a caller who is cancelled cancels it."""
     return await asyncio.wrap_future(sync.submit(work))
 

@@ -32,7 +32,7 @@ Rollouts = Sequence[Rollout]
 Write = Callable[[Rollouts], Any]
 
 
-def _each(write: Callable[[Rollout], Any]) -> Write:
+def _per_rollout(write: Callable[[Rollout], Any]) -> Write:
     """A format that is made of one rollout at a time."""
     return lambda rollouts: [write(rollout) for rollout in rollouts if rollout.reward is not None]
 
@@ -40,20 +40,20 @@ def _each(write: Callable[[Rollout], Any]) -> Write:
 FORMATS: Mapping[str, Write] = {
     "attempts": lambda rollouts: [attempt_line(rollout) for rollout in rollouts],
     "samples": lambda rollouts: [sample_line(row) for row in rows_of(rollouts)],
-    "agent_lightning": _each(agent_lightning.triplets),
+    "agent_lightning": _per_rollout(agent_lightning.triplets),
     "areal": areal.concat,
     "art": lambda rollouts: art.trajectories(rollouts, choice=dict),
     "atropos": atropos.scored_data,
     "nemo_gym": nemo_gym.token_entries,
-    "openenv": _each(openenv.training_trace),
-    "openrlhf": _each(openrlhf.executions),
+    "openenv": _per_rollout(openenv.training_trace),
+    "openrlhf": _per_rollout(openrlhf.executions),
     "prime_rl": lambda rollouts: prime_rl.training_samples(rollouts, env_name="rollyard"),
     "rllm": rllm.episodes,
     "skyrl": skyrl.generator_output,
     "slime": slime.rollout_groups,
     "tinker": tinker.data,
     "trl": trl.rollout_samples,
-    "verifiers": _each(verifiers.trace),
+    "verifiers": _per_rollout(verifiers.trace),
     "verl": verl.outputs,
 }
 

@@ -21,7 +21,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.core.task import McpServer, Task
 from rollyard.gate import Gate
 from rollyard.policy.queue import Queue
-from rollyard.runs.rollout.plan import Pace, check_mode
+from rollyard.runs.rollout.plan import StagePauses, check_mode
 from rollyard.runs.rollout.run_rollout import run_rollout
 from rollyard.tasks.rows import as_task
 from rollyard.tools import Toolset
@@ -79,18 +79,18 @@ class OpenEnvSession:
             self.trainer = SessionTrainer(queue, self.id, offered)
         self._steps = StepwiseRollout(self._run, hold_s=hold_s)
 
-    async def _run(self, pace: Pace) -> Rollout:
+    async def _run(self, pauses: StagePauses) -> Rollout:
         gate, trainer = self._options.get("gate"), self.trainer
         if trainer is None:
-            return await run_rollout(self.task, pace=pace, **self._options)
+            return await run_rollout(self.task, pauses=pauses, **self._options)
         if gate is not None:
             trainer.url, trainer.key = gate.url, gate.trainer_key
-            return await run_rollout(self.task, pace=pace, **self._options)
+            return await run_rollout(self.task, pauses=pauses, **self._options)
         queue, store = self._options["policy"], self._options.get("store")
         async with Gate(queue, host="127.0.0.1", trainer_key=secret("rt"), log=store) as gate:
             trainer.url, trainer.key = gate.url, gate.trainer_key
             options: dict[str, Any] = {**self._options, "gate": gate}
-            return await run_rollout(self.task, pace=pace, **options)
+            return await run_rollout(self.task, pauses=pauses, **options)
 
     def wait_prepared(self) -> None:
         self._steps.require("prepared")

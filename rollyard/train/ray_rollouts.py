@@ -116,10 +116,10 @@ class Rollouts:
 
     async def start(self) -> StartResult:
         ready: asyncio.Future[StartResult] = asyncio.get_running_loop().create_future()
-        self._life = asyncio.get_running_loop().create_task(self._live(ready))
+        self._life = asyncio.get_running_loop().create_task(self._run_workers(ready))
         return await ready
 
-    async def _live(self, ready: asyncio.Future[StartResult]) -> None:
+    async def _run_workers(self, ready: asyncio.Future[StartResult]) -> None:
         """From the first worker to the last, in one task: the task that enters a crew must leave it."""
         try:
             async with AsyncExitStack() as stack:

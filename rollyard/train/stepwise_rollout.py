@@ -15,7 +15,7 @@ from rollyard import sync
 from rollyard.core.errors import SessionNotStarted
 from rollyard.core.protocols import Sandbox
 from rollyard.core.rollout import Rollout
-from rollyard.runs.rollout.plan import Pace, PausePoint
+from rollyard.runs.rollout.plan import PausePoint, StagePauses
 from rollyard.train.background import BackgroundWork
 
 ORDER: tuple[PausePoint, ...] = get_args(PausePoint)
@@ -23,9 +23,9 @@ CLOSING_S = 60.0
 
 
 class StepwiseRollout:
-    """`work` runs the rollout at the pace that it is given."""
+    """`work` runs the rollout at the pauses that it is given."""
 
-    def __init__(self, work: Callable[[Pace], Coroutine[Any, Any, Rollout]], *, hold_s: float) -> None:
+    def __init__(self, work: Callable[[StagePauses], Coroutine[Any, Any, Rollout]], *, hold_s: float) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it is read after the rollout, and goes with this object
         self._changed = asyncio.Condition()
         self._reached = -1
@@ -33,8 +33,8 @@ class StepwiseRollout:
         self._over = False
         self.sandbox: Sandbox | None = None
         self.rollout: Rollout | None = None  # as it was when it last stopped, or as it ended
-        pace = Pace(at=self._stop_at, hold_s=hold_s, log=self._log)
-        self._work = BackgroundWork(self._run(work(pace)))
+        pauses = StagePauses(at=self._stop_at, hold_s=hold_s, log=self._log)
+        self._work = BackgroundWork(self._run(work(pauses)))
 
     @property
     def over(self) -> bool:

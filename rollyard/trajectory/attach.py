@@ -1,6 +1,6 @@
 """Where a call goes: found by lineage, proved by tokens, and where it forks, why.
 
-A straight continuation leaves `place` early; everything about reasons runs only once a fork is certain.
+A straight continuation leaves `find_attach_point` early; everything about reasons runs only once a fork is certain.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ class Match(NamedTuple):
     continues: Continuation | None
     reason: str | None
     history: HistoryChange | None = None  # how it differs from its thread's latest call, where that was looked at
-    root: AttachPoint | None = (
-        None  # where it goes, unless its tokens say otherwise, when not even its first words are known
-    )
+    # Where it goes, unless its tokens say otherwise, when not even its first words are known
+    root: AttachPoint | None = None
 
 
 class AttachPoint(NamedTuple):
@@ -82,7 +81,7 @@ def match(graph: Graph, ledger: Ledger, call: Call) -> Match:
     if any(message.role == "assistant" for message in new):
         return Match(steps, size, None, *_reason(graph, ledger, call, steps))
     if not exact:
-        echo = compare_echo(_echoes(graph, call, found), found.skipped)
+        echo = compare_echo(_find_echoes(graph, call, found), found.skipped)
         return Match(steps, size, None, "history_edited" if echo == "bridge_unproven" else echo)
     continues = Continuation(
         call_id=answer.call_id or "",
@@ -118,7 +117,7 @@ def _is_whole(graph: Graph, call: Call, step: WalkStep) -> bool:
     sent = {tool.id for message in call.messages if message.role == "assistant" for tool in message.tool_calls}
     return all(
         tool.id in sent
-        for node, echo in _echoes(graph, call, step)
+        for node, echo in _find_echoes(graph, call, step)
         if node.sampled and is_part(node.message, echo)
         for tool in node.message.tool_calls
     )
@@ -144,7 +143,7 @@ def _compare_latest(graph: Graph, call: Call, latest: CallRecord | None) -> Hist
     return compare_history(graph.messages(latest.leaf), call.messages, same_tools)
 
 
-def place(
+def find_attach_point(
     graph: Graph, ledger: Ledger, call: Call, digest: bytes, packed: bytes | None, before: Match | None = None
 ) -> AttachPoint:
     """`digest` names the request's body; `packed` are the ids of its prompt, None where they are unknown; `before` is its
@@ -241,7 +240,7 @@ class _Evidence(NamedTuple):
 
 def _fork(graph: Graph, ledger: Ledger, call: Call, here: AttachPoint, seen: _Evidence) -> AttachPoint:
     """Name the edge and the reason. What the policy said of its own prompt is better informed than a comparison."""
-    reason, mismatch = _why(graph, call, here, seen)
+    reason, mismatch = _explain_fork(graph, call, here, seen)
     edge: Edge = "root"
     parent: str | None = None
     latest = seen.latest
@@ -262,12 +261,12 @@ def _is_quoted(graph: Graph, latest: CallRecord, call: Call) -> bool:
     return latest.leaf is not None and quotes(graph.nodes[latest.leaf].message, call.messages)
 
 
-def _why(graph: Graph, call: Call, here: AttachPoint, seen: _Evidence) -> HistoryChange:
+def _explain_fork(graph: Graph, call: Call, here: AttachPoint, seen: _Evidence) -> HistoryChange:
     """The reason, and where it first differs: the token where both sides have ids, else the message."""
     mismatch: int | None = None
     if seen.reached is not None and here.answer is not seen.reached:  # the words were the same, the tokens were not
         before = seen.reached
-        reason = compare_echo(_echoes(graph, call, seen.steps[-1]), seen.steps[-1].skipped)
+        reason = compare_echo(_find_echoes(graph, call, seen.steps[-1]), seen.steps[-1].skipped)
     elif seen.latest is not None and seen.latest.leaf is not None:
         before = graph.nodes[seen.latest.leaf]
         reason, mismatch = seen.history or _compare_latest(graph, call, seen.latest) or ("new_root", None)
@@ -279,7 +278,7 @@ def _why(graph: Graph, call: Call, here: AttachPoint, seen: _Evidence) -> Histor
     return reason, mismatch
 
 
-def _echoes(graph: Graph, call: Call, step: WalkStep) -> list[tuple[Node, Message]]:
+def _find_echoes(graph: Graph, call: Call, step: WalkStep) -> list[tuple[Node, Message]]:
     pairs: list[tuple[Node, Message]] = []
     at: WalkStep | None = step
     while at is not None and at.node != ROOT:

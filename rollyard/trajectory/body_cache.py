@@ -22,31 +22,31 @@ class CachedBody(msgspec.Struct, frozen=True, gc=False):
     chain: int = 0  # how many differences lead to a whole body
 
 
-class Tip(msgspec.Struct, frozen=True, gc=False):
+class CallBodies(msgspec.Struct, frozen=True, gc=False):
     """The bodies of one call."""
 
     request: CachedBody | None = None
     response: CachedBody | None = None
 
 
-class Tips:
+class BodyCache:
     """By leaf node; a call that continues another takes its place."""
 
     def __init__(self) -> None:
-        self._tips: dict[int, Tip] = {}
+        self._bodies: dict[int, CallBodies] = {}
 
-    def get(self, leaf: int) -> Tip | None:
-        return self._tips.get(leaf)
+    def get(self, leaf: int) -> CallBodies | None:
+        return self._bodies.get(leaf)
 
-    def latest(self) -> Tip | None:
-        return next(reversed(self._tips.values()), None)
+    def latest(self) -> CallBodies | None:
+        return next(reversed(self._bodies.values()), None)
 
-    def put(self, leaf: int, tip: Tip, *, instead_of: int | None) -> None:
+    def put(self, leaf: int, bodies: CallBodies, *, instead_of: int | None) -> None:
         if instead_of is not None:
-            self._tips.pop(instead_of, None)
-        while len(self._tips) >= KEPT:
-            del self._tips[next(iter(self._tips))]
-        self._tips[leaf] = tip
+            self._bodies.pop(instead_of, None)
+        while len(self._bodies) >= KEPT:
+            del self._bodies[next(iter(self._bodies))]
+        self._bodies[leaf] = bodies
 
 
 def keep(raw: bytes, digest: bytes, base: CachedBody | None, blobs: dict[bytes, Blob]) -> CachedBody | None:

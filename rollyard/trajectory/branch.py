@@ -84,13 +84,13 @@ def branches_of(nodes: Sequence[Node], records: Mapping[str, CallRecord]) -> tup
         replaced = any(node.id in continued or records[_call_of(node)].seq > own.seq for node in others)
         return "discarded" if replaced else own.kind
 
-    kinds: dict[int, BranchKind] = {leaf.id: kind(leaf) for leaf in _leaves(nodes)}
+    kinds: dict[int, BranchKind] = {leaf.id: kind(leaf) for leaf in _list_leaves(nodes)}
     order = sorted(kinds, key=lambda leaf: (kinds[leaf] == "discarded", records[_call_of(nodes[leaf])].seq))
     trained: set[int] = set()
     return tuple(_branch(index, nodes[leaf], kinds[leaf], nodes, records, trained) for index, leaf in enumerate(order))
 
 
-def _leaves(nodes: Sequence[Node]) -> list[Node]:
+def _list_leaves(nodes: Sequence[Node]) -> list[Node]:
     """Answers with no answer below them."""
     inner: set[int] = set()
     for node in nodes:

@@ -45,7 +45,7 @@ class Ledger:
             return None
         return self._spawners.get(call.parent_thread if call.parent_thread is not None else "")
 
-    def waiting_for(self, answer: Message) -> list[CallRecord]:
+    def take_waiting_for(self, answer: Message) -> list[CallRecord]:
         """Calls that quote this answer and came before it; each is handed out once."""
         if not self._awaited:
             return []

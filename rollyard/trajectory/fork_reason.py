@@ -38,7 +38,7 @@ def compare_history(
     while opening < len(before) and before[opening].role == "system":
         opening += 1
     opening = 0 if opening == len(before) else opening
-    if differs <= opening and not _share(before[1:], now[1:]):
+    if differs <= opening and not _have_common(before[1:], now[1:]):
         return "new_root", None  # at most the system prompt is the same
     if differs in (len(before), len(now)) and not same_tools:
         return "tools_changed", differs
@@ -51,7 +51,7 @@ def compare_history(
     return "history_edited", differs
 
 
-def _share(before: Sequence[Message], now: Sequence[Message]) -> bool:
+def _have_common(before: Sequence[Message], now: Sequence[Message]) -> bool:
     """Whether a message other than a system prompt is in both."""
     if not before or not now:
         return False

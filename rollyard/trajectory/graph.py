@@ -15,7 +15,7 @@ from rollyard.core.delta import common_prefix
 from rollyard.core.experts import RoutedExperts
 from rollyard.core.message import Message
 from rollyard.core.node import Node
-from rollyard.trajectory.body_cache import Tips
+from rollyard.trajectory.body_cache import BodyCache
 from rollyard.trajectory.branch import path_to
 from rollyard.trajectory.lineage import ROOT, START, Lineage, WalkStep
 
@@ -26,7 +26,7 @@ class Graph:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.lineage = Lineage()
-        self.tips = Tips()
+        self.bodies = BodyCache()
         self._ends: list[int | None] = []  # tokens up to and with each node; None where some delta is unknown
         self._first: dict[bytes, int] = {}  # message digest -> the first node that holds it
         self._answers: list[tuple[int, int]] = []  # (end, node) of the sampled ones whose end is known, in order
@@ -117,7 +117,7 @@ class Graph:
         """The same as bytes; every delta on the path is known."""
         return b"".join(self.deltas(node))
 
-    def begins(self, packed: bytes, node: int) -> bool:
+    def prompt_begins(self, packed: bytes, node: int) -> bool:
         """Whether a prompt begins with the ids of a path, all of which are known."""
         at = 0
         for delta in self.deltas(node):
@@ -160,7 +160,7 @@ class Graph:
             at = at.previous or START
         if at.node == ROOT:
             return START, 0
-        if self.begins(packed, at.node):
+        if self.prompt_begins(packed, at.node):
             return at, self._ends[at.node] or 0
         same = common_prefix(self.pack(at.node), packed) // WIDTH
         while at.node != ROOT and (self._ends[at.node] or 0) > same:
@@ -175,6 +175,6 @@ class Graph:
             last = self.nodes[leaf].ids
             if last and packed[(end - len(last)) * WIDTH : end * WIDTH] != last.tobytes():
                 continue
-            if self.begins(packed, leaf):
+            if self.prompt_begins(packed, leaf):
                 return leaf
         return None

@@ -101,10 +101,10 @@ class Lineage:
         return reached
 
     def _walk(self, messages: Sequence[Message], tools: bytes, *, quotes: bool) -> list[WalkStep]:
-        start, step = self._straight(messages, tools)
+        start, step = self._walk_straight(messages, tools)
         reached = frontier = [step]
         if not start:
-            if not self._begins(messages, tools):
+            if not self._may_begin(messages, tools):
                 return []
             reached = []
         for index in range(start, len(messages)):
@@ -120,12 +120,12 @@ class Lineage:
                 break
         return reached
 
-    def _begins(self, messages: Sequence[Message], tools: bytes) -> bool:
+    def _may_begin(self, messages: Sequence[Message], tools: bytes) -> bool:
         """Whether anything that is recorded may begin as a request does: most that do not are new from their first word."""
         first = messages[0] if messages else None
         return first is not None and (first.role == "assistant" or (tools, first.digest) in self._roots)
 
-    def _straight(self, messages: Sequence[Message], tools: bytes) -> tuple[int, WalkStep]:
+    def _walk_straight(self, messages: Sequence[Message], tools: bytes) -> tuple[int, WalkStep]:
         """The part of a walk that is nearly all of it: one known child after another, and no choice. It goes on from where the
         last one came to, if that began with the same messages."""
         walked = self._walked

@@ -51,14 +51,12 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     reward: float | None
     parent: int | None = None
     shared: int = 0
-    experts: RoutedExperts | None = (
-        None  # that each token but the last was computed with, where the engine said it for all
-    )
+    # That each token but the last was computed with, where the engine said it for all
+    experts: RoutedExperts | None = None
     parent_rollout: str | None = None  # that the rollout branches off, at `parent_call`
     parent_call: str | None = None
-    own_from: int = (
-        0  # what is before it is the parent's: on the way through the branch point, where the first own answer begins
-    )
+    # What is before it is the parent's: on the way through the branch point, where the first own answer begins
+    own_from: int = 0
     stale_call_ids: tuple[str, ...] = ()  # answers that do not train because their policy was too old (`max_staleness`)
 
     @property

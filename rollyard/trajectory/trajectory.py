@@ -24,8 +24,8 @@ from rollyard.core.experts import RoutedExperts
 from rollyard.core.message import Message
 from rollyard.core.node import Added, BreakReason, Node, pack_texts
 from rollyard.core.rollout import Turn
-from rollyard.trajectory.attach import AttachPoint, Match, match, place
-from rollyard.trajectory.body_cache import Tip, keep
+from rollyard.trajectory.attach import AttachPoint, Match, find_attach_point, match
+from rollyard.trajectory.body_cache import CallBodies, keep
 from rollyard.trajectory.branch import Branch, branches_of
 from rollyard.trajectory.call_index import Ledger
 from rollyard.trajectory.graph import WIDTH, Graph
@@ -114,12 +114,14 @@ class Trajectory:
             call = replace(call, break_reason=reply.break_reason)
         packed = None if prompt is None else prompt.tobytes()
         digest = call.raw_digest or (hashlib.sha256(call.raw).digest() if call.raw else b"")
-        found = place(self._graph, self._ledger, call, digest, packed, match)
-        tips = self._graph.tips
-        tip = (tips.get(found.answer.id) if found.answer is not None else None) or tips.latest() or Tip()
+        found = find_attach_point(self._graph, self._ledger, call, digest, packed, match)
+        bodies = self._graph.bodies
+        last_bodies = (
+            (bodies.get(found.answer.id) if found.answer is not None else None) or bodies.latest() or CallBodies()
+        )
         blobs: dict[bytes, Blob] = {}
-        request = keep(call.raw, digest, tip.request, blobs)
-        response = keep(reply.raw, b"", tip.response, blobs) if reply is not None else None
+        request = keep(call.raw, digest, last_bodies.request, blobs)
+        response = keep(reply.raw, b"", last_bodies.response, blobs) if reply is not None else None
         if call.tools and call.tools_digest not in self._tools:
             self._tools.add(call.tools_digest)
             blobs[call.tools_digest] = msgspec.msgpack.encode(call.tools)
@@ -129,7 +131,7 @@ class Trajectory:
             flaws = flaws_of(reply)
             nodes = self._new_nodes(call, reply, prompt, found, trainable=reply.trainable and not flaws)
             replaced = found.answer.id if found.answer is not None else None
-            tips.put(nodes[-1].id, Tip(request, response or tip.response), instead_of=replaced)
+            bodies.put(nodes[-1].id, CallBodies(request, response or last_bodies.response), instead_of=replaced)
         bodies = digest, response.digest if response is not None else b""
         seq = len(self._ledger.records)
         record = _record(call, found, nodes, bodies, seq, reply, flaws, error=error, status=status)
@@ -174,7 +176,7 @@ class Trajectory:
     def _adopt(self, parent: CallRecord, answer: Node) -> list[Node]:
         """A parent that came late takes the roots that quote its answer and begin with its tokens (or messages)."""
         changed: list[Node] = []
-        for child in self._ledger.waiting_for(answer.message):
+        for child in self._ledger.take_waiting_for(answer.message):
             changed += self._take(parent, answer, child)
         return changed
 
@@ -189,7 +191,7 @@ class Trajectory:
         experts: RoutedExperts | None = None
         if self._graph.end(child.prompt_leaf) is not None:
             whole, known = self._graph.pack(child.prompt_leaf), self._graph.end(answer.id)
-            if known is None or not self._graph.begins(whole, answer.id):
+            if known is None or not self._graph.prompt_begins(whole, answer.id):
                 return []
             delta = array("i", whole[known * WIDTH :])
             inserted = shift_ranges(prompt[-1].inserted, len(prompt[-1].ids or ()) - len(delta))

@@ -39,7 +39,7 @@ dump = msgspec.json.Encoder().encode
 ABSENT = msgspec.Raw()  # the default of an optional raw member
 
 
-def _why(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "nested too deeply"
     if isinstance(error, UnicodeError):
@@ -55,7 +55,7 @@ def from_agent(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except malformed as error:
-            raise BadRequest(f"body: {_why(error)}") from None
+            raise BadRequest(f"body: {_describe(error)}") from None
 
     return guarded
 
@@ -68,7 +68,7 @@ def from_upstream(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return function(*args, **kwargs)
         except (*malformed, BadRequest) as error:
-            raise UpstreamError(f"the model server's answer cannot be read: {_why(error)}", status=502) from None
+            raise UpstreamError(f"the model server's answer cannot be read: {_describe(error)}", status=502) from None
 
     return guarded
 
@@ -78,7 +78,7 @@ def read(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw, what: str 
     try:
         return decoder.decode(data)
     except malformed as error:
-        raise BadRequest(f"{what}: {_why(error)}") from None
+        raise BadRequest(f"{what}: {_describe(error)}") from None
 
 
 def check_size(body: bytes) -> None:
@@ -93,14 +93,14 @@ def read_upstream(decoder: msgspec.json.Decoder[T], data: bytes | str) -> T:
     try:
         return decoder.decode(data)
     except malformed as error:
-        raise UpstreamError(f"the model server's answer cannot be read: {_why(error)}", status=502) from None
+        raise UpstreamError(f"the model server's answer cannot be read: {_describe(error)}", status=502) from None
 
 
 def read_object(raw: msgspec.Raw | bytes | str, what: str = "body") -> dict[str, Any]:
     try:
         return _object.decode(raw)
     except malformed as error:
-        raise BadRequest(f"{what}: {_why(error)}") from None
+        raise BadRequest(f"{what}: {_describe(error)}") from None
 
 
 def split_object(data: bytes) -> dict[str, msgspec.Raw]:
@@ -127,7 +127,7 @@ def raw_text(raw: msgspec.Raw, what: str = "body") -> str:
     try:
         return str(memoryview(raw), "utf-8")
     except UnicodeError as error:
-        raise BadRequest(f"{what}: {_why(error)}") from None
+        raise BadRequest(f"{what}: {_describe(error)}") from None
 
 
 def is_given(raw: msgspec.Raw) -> bool:
@@ -165,6 +165,6 @@ def recall_keyed(memo: Memo, key: bytes, space: bytes, raw: msgspec.Raw, parse: 
         try:
             found = parse(raw)
         except malformed as error:
-            raise BadRequest(f"{space.decode()}: {_why(error)}") from None
+            raise BadRequest(f"{space.decode()}: {_describe(error)}") from None
         memo[key] = found
     return found

@@ -231,7 +231,7 @@ class _Settings(NamedTuple):
     include_usage: bool
 
 
-def _settle(memo: Memo, body: _Body) -> _Settings:
+def _read_settings(memo: Memo, body: _Body) -> _Settings:
     if body.n is not None and body.n != 1:
         raise BadRequest("n: one choice per call is answered")
     tools: tuple[ToolSpec, ...] = ()
@@ -244,7 +244,7 @@ def _settle(memo: Memo, body: _Body) -> _Settings:
     return _Settings(body.model, tools, tools_digest, _sampling(body), bool(body.stream), usage)
 
 
-_history = History(CHAT_HISTORY, "messages", _recall_item, _settle)
+_history = History(CHAT_HISTORY, "messages", _recall_item, _read_settings)
 
 
 @from_agent

@@ -76,7 +76,7 @@ def encode_request(
         if memo is None or call.history is None:
             return _patch(call, model, sampling, extra)
         return _wrap(call, model, sampling, extra, memo, call.history)
-    messages = call.messages if call.dialect == "chat" else _settle(call.messages)
+    messages = call.messages if call.dialect == "chat" else _join_system_messages(call.messages)
     body: dict[str, Any] = {"model": model, "messages": list(_messages(messages))}
     tools = [_tool(tool) for tool in call.tools if tool.kind in ("function", "custom") or tool.kind.startswith("chat/")]
     if tools:
@@ -179,7 +179,7 @@ def _content(parts: Iterable[Part]) -> Any:
     return blocks
 
 
-def _settle(messages: tuple[Message, ...]) -> Iterator[Message]:
+def _join_system_messages(messages: tuple[Message, ...]) -> Iterator[Message]:
     """One system message, first; later ones as the user's. Agents of other dialects put them anywhere, and chat templates
     of common models refuse that."""
     leading = tuple(takewhile(lambda message: message.role == "system", messages))

@@ -57,8 +57,8 @@ class BodyReader(Generic[T]):
 
     def __init__(self, kind: type[T], dialect: Dialect) -> None:
         self._dialect = dialect
-        passed = [(f"passed_{n}", msgspec.Raw, _absent(name)) for n, name in enumerate(PASSED[dialect])]
-        checked = [(f"checked_{name}", msgspec.Raw, _absent(name)) for name in _CHECKED]
+        passed = [(f"passed_{n}", msgspec.Raw, _optional_raw(name)) for n, name in enumerate(PASSED[dialect])]
+        checked = [(f"checked_{name}", msgspec.Raw, _optional_raw(name)) for name in _CHECKED]
         strict: Any = msgspec.defstruct("StrictBody", [*passed, *checked], bases=(kind,), forbid_unknown_fields=True)
         self._known = frozenset(field.encode_name for field in msgspec.structs.fields(strict))
         self._strict: msgspec.json.Decoder[T] = msgspec.json.Decoder(strict)
@@ -93,7 +93,7 @@ class BodyReader(Generic[T]):
         )
 
 
-def _absent(name: str) -> Any:
+def _optional_raw(name: str) -> Any:
     return msgspec.field(name=name, default=ABSENT)
 
 

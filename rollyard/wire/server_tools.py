@@ -28,14 +28,8 @@ _OWN: Mapping[Dialect, tuple[str, ...]] = {
 }
 _MEMBERS = ("web_search_options", "plugins", "mcp_servers", "container")  # of a request, beside its tools
 _READ = frozenset({"tools", *_MEMBERS})
-_LINKS = (
-    "image_url",
-    "video_url",
-    "audio_url",
-    "file_url",
-    "fileuri",
-    "file_uri",
-)  # some servers read names in any case
+# Some servers read names in any case
+_LINKS = ("image_url", "video_url", "audio_url", "file_url", "fileuri", "file_uri")
 _ARGUMENTS = frozenset({"arguments", "args", "response", "tools", "parameters", "input_schema"})  # never content
 _CALLS = frozenset({"tool_use", "server_tool_use", "mcp_tool_use"})  # whose `input` is arguments
 _ENDS = (b'_url"', b'"url"', b'uri"')  # of a link's name

@@ -7,11 +7,8 @@ import pytest
 import rollyard as ry
 from rollyard.core.task import Task, VerifierSpec
 
-pytestmark = [
-    pytest.mark.anyio,
-    pytest.mark.agent,
-    pytest.mark.slow,
-]  # `tests/runs/test_user_turns.py` is the ordinary one
+# `tests/runs/test_user_turns.py` is the ordinary one
+pytestmark = [pytest.mark.anyio, pytest.mark.agent, pytest.mark.slow]
 AGENTS = [name for name in ry.agents.names() if ry.agents.get(name).resume is not None]
 cells = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.xdist_group(f"agent-{name}")) for name in AGENTS]

@@ -1,4 +1,4 @@
-"""Policies that answer at once, a log in memory, and a gate on loopback for the tests of this room."""
+"""Policies that answer at once, a log in memory, and a gate on loopback for the tests of this folder."""
 
 from __future__ import annotations
 

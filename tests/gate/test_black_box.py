@@ -104,7 +104,7 @@ async def test_a_reader_that_leaves_ends_the_relay():
         writer.close()
         await until(lambda: policy.closed_bodies == 1)
         await until(lambda: not session.tasks)
-        assert gate.calls.turnstile.active == 0
+        assert gate.calls.fair_queue.active == 0
 
 
 async def test_the_budget_counts_here_too():

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from rollyard.gate import Budget, GateLimits
-from rollyard.gate.fairness import Busy, Lane, Turnstile
+from rollyard.gate.fairness import Busy, FairQueue, Lane
 from tests.gate.conftest import Answers, ask, chat, open_gate, said
 from tests.waiting import until
 
@@ -79,25 +79,25 @@ async def test_a_full_queue_is_an_answer_and_not_a_drop():
         await session.close()
         assert {(await one).status for one in held} == {409}
         assert gate.waiting == 0
-        assert gate.calls.turnstile.active == 0
+        assert gate.calls.fair_queue.active == 0
 
 
 async def test_places_come_back_whatever_ends_the_wait():
-    turnstile = Turnstile(1, queue=10, wait_s=0.05)
+    fair_queue = FairQueue(1, queue=10, wait_s=0.05)
     lane, other = Lane(5), Lane(5)
-    await turnstile.enter(lane)
-    waiting = asyncio.ensure_future(turnstile.enter(other))
+    await fair_queue.enter(lane)
+    waiting = asyncio.ensure_future(fair_queue.enter(other))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     with pytest.raises(Busy):
-        await turnstile.enter(other)
-    assert turnstile.waiting == 0
-    granted = asyncio.ensure_future(turnstile.enter(other))
+        await fair_queue.enter(other)
+    assert fair_queue.waiting == 0
+    granted = asyncio.ensure_future(fair_queue.enter(other))
     await asyncio.sleep(0)
-    turnstile.leave(lane)
+    fair_queue.leave(lane)
     granted.cancel()
     with pytest.raises(asyncio.CancelledError):
         await granted
-    assert (turnstile.free, lane.active, other.active) == (1, 0, 0)
+    assert (fair_queue.free, lane.active, other.active) == (1, 0, 0)

@@ -240,9 +240,8 @@ async def test_a_refused_request_is_not_kept_while_the_rest_of_it_comes(served):
     sent, block, before = 0, b"x" * 2**18, most_memory(served)
     _, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(head)
-    with suppress(
-        OSError
-    ):  # the gate reads on for a few seconds, so that its refusal arrives, and then cuts the connection
+    with suppress(OSError):
+        # The gate reads on for a few seconds, so that its refusal arrives, and then cuts the connection
         while sent < 2**28:
             writer.write(block)
             await writer.drain()

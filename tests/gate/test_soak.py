@@ -75,7 +75,7 @@ async def test_a_hundred_thousand_calls_leave_nothing_behind(tmp_path):
             await until(lambda: gate.connections == 0)
             gc.collect()
             assert not gate.sessions and gate.in_flight == 0 and gate.waiting == 0
-            assert gate.calls.turnstile.active == 0
+            assert gate.calls.fair_queue.active == 0
             assert len(asyncio.all_tasks()) <= tasks
             assert open_files() <= files + 8  # the store's readers
             assert resident_mb() < early * 1.1 + 5

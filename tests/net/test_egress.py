@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from rollyard.core.egress import narrow, parse_rule, parse_wish
+from rollyard.core.egress import narrow, parse_network_option, parse_rule
 from rollyard.core.errors import ConfigError
 from tests.net.egress_attempts import client_hello, egress_fixture, in_records, question, with_encrypted_hello
 
@@ -289,7 +289,7 @@ async def test_refusals_beyond_a_number_are_counted():
     ],
 )
 def test_a_task_gets_no_more_than_it_asks_for_and_no_more_than_is_wished(asked, wish, given):
-    assert narrow(asked, parse_wish(wish)) == given
+    assert narrow(asked, parse_network_option(wish)) == given
 
 
 @pytest.mark.parametrize(
@@ -297,4 +297,4 @@ def test_a_task_gets_no_more_than_it_asks_for_and_no_more_than_is_wished(asked, 
 )
 def test_a_wish_that_says_nothing_is_refused(wish):
     with pytest.raises(ConfigError):
-        parse_wish(wish)
+        parse_network_option(wish)

@@ -112,11 +112,11 @@ async def test_a_build_whose_server_died_is_begun_anew_by_the_server_that_is_ask
     async with LocalBackend(root=tmp_path / "home") as backend, ephemeral_plane(backend) as plane:
         async with serve_app(e2b_app(plane, anonymous=True)) as url, aiohttp.ClientSession(url) as client:
             build = await request(client, "mine")
-            shelf = Templates(plane.store).builds
-            kept = await shelf.get(build["templateID"], build["buildID"])
+            builds = Templates(plane.store).builds
+            kept = await builds.get(build["templateID"], build["buildID"])
             left = await plane.instances.create(CreateInstance(image="host"), owner="local")
             kept.value.state, kept.value.asked, kept.value.sandbox = "building", STEPS, left.id
-            assert await shelf.put(kept, kept.value, due_at=time.time() - 1.0)
+            assert await builds.put(kept, kept.value, due_at=time.time() - 1.0)
             told = await settled(client, build)
             assert told["status"] == "ready", told
             assert [one.id async for one in plane.instances.all()] == []  # what the dead one had opened is gone, too
@@ -126,14 +126,14 @@ async def test_a_build_that_is_carried_out_is_let_alone(tmp_path):
     async with LocalBackend(root=tmp_path / "home") as backend, ephemeral_plane(backend) as plane:
         async with serve_app(e2b_app(plane, anonymous=True)) as url, aiohttp.ClientSession(url) as client:
             build = await request(client, "mine")
-            shelf = Templates(plane.store).builds
-            kept = await shelf.get(build["templateID"], build["buildID"])
+            builds = Templates(plane.store).builds
+            kept = await builds.get(build["templateID"], build["buildID"])
             kept.value.state, kept.value.asked = "building", STEPS
-            assert await shelf.put(kept, kept.value, due_at=time.time() + 600.0)
+            assert await builds.put(kept, kept.value, due_at=time.time() + 600.0)
             place = f"/templates/{build['templateID']}/builds/{build['buildID']}/status"
             async with client.get(place) as answer:
                 assert (await answer.json())["status"] == "building"
-            assert (await shelf.get(build["templateID"], build["buildID"])).record.revision == 2
+            assert (await builds.get(build["templateID"], build["buildID"])).record.revision == 2
 
 
 async def test_templates_and_their_files_are_kept_under_their_owner(plane):

@@ -9,9 +9,9 @@ import pytest
 from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.plane.compat.fleet.job_worker import JobWorker
 from rollyard.plane.compat.fleet.jobs import JobOutcome, JobRequest, Jobs
-from rollyard.plane.compat.fleet.tasks import FleetTask, Tasks, TaskShelf
-from rollyard.plane.compat.fleet.verifiers import StoredVerifier, VerifierShelf
-from rollyard.plane.service.shelf import Shelf
+from rollyard.plane.compat.fleet.tasks import FleetTask, TaskCatalog, Tasks
+from rollyard.plane.compat.fleet.verifiers import StoredVerifier, VerifierCatalog
+from rollyard.plane.service.typed_records import TypedRecords
 from rollyard.plane.storage.open import open_plane
 from tests.plane.served import serving
 from tests.plane.test_compatible_apis import SCRIPT, WORLDS
@@ -40,8 +40,8 @@ class Places:
 
 
 def jobs_over(store):
-    verifiers = VerifierShelf(Shelf(store, "fleet_verifier", StoredVerifier), TASKS.verifiers())
-    return Jobs(store, TaskShelf(TASKS, Shelf(store, "fleet_task", FleetTask), verifiers), runs=True)
+    verifiers = VerifierCatalog(TypedRecords(store, "fleet_verifier", StoredVerifier), TASKS.verifiers())
+    return Jobs(store, TaskCatalog(TASKS, TypedRecords(store, "fleet_task", FleetTask), verifiers), runs=True)
 
 
 async def succeed(attempt):

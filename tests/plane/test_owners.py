@@ -86,7 +86,7 @@ async def test_the_values_of_an_environments_variables_are_its_owners(plane, sha
 
 async def test_a_snapshot_opens_for_its_owner_alone(plane, shared):
     name = "snap_" + "0" * 25
-    await plane.store.own("snapshot", name, "ann", at=1.0)
+    await plane.store.add_owner("snapshot", name, "ann", at=1.0)
     for image in (name, f"rollyard-snapshots:{name}", f"docker.io/library/rollyard-snapshots:{name}"):
         with pytest.raises(PlaneNotFound, match="no image"):
             await shared["bob"].instances.create(image=image)

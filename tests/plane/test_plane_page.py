@@ -53,7 +53,7 @@ async def test_rows_are_searched_sorted_and_paged(plane):
     assert ([one.id for one in found], total) == (["weather@1.0"], 1)
     owners, _ = await plane.store.owners_page(TableQuery(sort="owner"))
     assert {(one.owner, one.used, one.quota) for one in owners} >= {("ann", 1, None), ("bob", 1, 7)}
-    assert await plane.store.ever() == {("noop", "deleted"): 1, ("noop", "running"): 2}
+    assert await plane.store.count_states() == {("noop", "deleted"): 1, ("noop", "running"): 2}
     assert (await plane.store.sweep_lease()).fence == 1 and await plane.store.in_use()
 
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from rollyard.core.errors import PlaneNotFound, PlaneQuota, PlaneRateLimited
-from rollyard.core.plane import AdmissionTerms, PlaneRecord, Taking, WarmPool
+from rollyard.core.plane import AdmissionTerms, PlaneRecord, PoolClaim, WarmPool
 from rollyard.plane.storage.open import open_plane
 from tests.plane.writers import instance
 
@@ -47,7 +47,7 @@ async def test_one_that_waits_in_a_pool_is_taken_by_exactly_one(store):
         await store.step(new.id, ("creating",), "running", at=1.0, ref=new.id)
     with pytest.raises(PlaneQuota):
         await store.begin(instance(pool.owner), terms=AdmissionTerms(), request=None)
-    taking = Taking(owner="ann", at=2.0, labels={"a": "b"}, rollout_id="ro_1")
+    taking = PoolClaim(owner="ann", at=2.0, labels={"a": "b"}, rollout_id="ro_1")
     taken = await asyncio.gather(*(store.take(pool, taking, terms=AdmissionTerms(), request=None) for _ in range(9)))
     ids = [one[0].id for one in taken if one is not None]
     assert len(ids) == len(set(ids)) == 4
@@ -73,7 +73,7 @@ async def test_the_same_request_takes_one_from_a_pool_once(store):
         await store.step(new.id, ("creating",), "running", at=1.0, ref=new.id)
     request = ("caller", "once", b"digest")
     first, second = [
-        await store.take(pool, Taking(owner="ann", at=2.0), terms=AdmissionTerms(), request=request) for _ in "ab"
+        await store.take(pool, PoolClaim(owner="ann", at=2.0), terms=AdmissionTerms(), request=request) for _ in "ab"
     ]
     assert first[0].id == second[0].id and (first[1], second[1]) == (True, False)
 

@@ -203,9 +203,8 @@ async def test_llama_cpp_gives_real_ids_and_logprobs(smollm_url):
     assert len(first.completion_ids) == len(first.logprobs) == first.usage.completion_tokens == len(first.tokens)
     assert all(value <= 1e-6 for value in first.logprobs) and not first.flaws
     assert "".join(t.text for t in first.tokens).startswith(first.message.text)
-    assert (
-        (await policy.probe()).level == first.capture == "logprobs"
-    )  # a chat API does not say which prompt ids it used
+    # A chat API does not say which prompt ids it used
+    assert (await policy.probe()).level == first.capture == "logprobs"
     await policy.aclose()
 
 

@@ -1,4 +1,4 @@
-"""One local backend and one gate for the tests of this room; agents' layers are cached between runs."""
+"""One local backend and one gate for the tests of this folder; agents' layers are cached between runs."""
 
 from __future__ import annotations
 

@@ -125,10 +125,10 @@ async def test_a_worker_that_is_late_itself_is_patient_with_others(postgres_url)
     async with Store.open(postgres_url) as store:
         lease = await claim_one(store)
         async with keeping(store, lease) as keeper, Store.open(postgres_url) as other:
-            assert keeper.patience_s == 0
+            assert keeper.grace_s == 0
             hold = text("SELECT pg_sleep(2) FROM (SELECT id FROM attempts WHERE id = 'a0' FOR UPDATE) held")
             await other.database.write(lambda c: c.execute(hold) and None)
-            assert keeper.patience_s == STILL * LEASE_S
+            assert keeper.grace_s == STILL * LEASE_S
 
 
 async def test_few_end_at_once_while_the_loop_is_late_and_more_once_it_keeps_up():
@@ -161,7 +161,7 @@ async def test_a_late_loop_takes_on_no_more_unless_it_has_nothing_to_do():
     load = LoopLoad(cores=2)
     load.note(LATE_S + 0.1)
     with anyio.fail_after(5):
-        await load.calm(lambda: False)
+        await load.wait_until_calm(lambda: False)
     with anyio.move_on_after(0.5) as waited:
-        await load.calm(lambda: True)
+        await load.wait_until_calm(lambda: True)
     assert waited.cancelled_caught

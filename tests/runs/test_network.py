@@ -10,7 +10,7 @@ import pytest
 
 import rollyard as ry
 from rollyard import agents
-from rollyard.core.egress import parse_wish
+from rollyard.core.egress import parse_network_option
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import Event
 from rollyard.core.sandbox import Capabilities
@@ -109,13 +109,13 @@ def test_the_callers_wish_reaches_every_part_of_a_task():
         ("public", "allowlist", ("*",)),
         ("allow:a.b", "allowlist", ("a.b",)),
     ):
-        given = give_network(task, parse_wish(wish), can, building=parse_wish("allow:mirror.test"))
+        given = give_network(task, parse_network_option(wish), can, building=parse_network_option("allow:mirror.test"))
         parts = [given, given.verifier, given.verifier.site, given.steps[0], given.steps[0].verifier]
         assert {(part.network, part.allowed_hosts) for part in parts} == {(network, hosts)}
         assert (given.setup_network, given.setup_hosts) == (network, hosts)
         assert given.build_hosts == given.verifier.site.build_hosts == ("mirror.test",)
     bare = Capabilities(isolation="container")
-    public_wish = parse_wish("public")
+    public_wish = parse_network_option("public")
     assert give_network(task, public_wish, bare, building=public_wish).network == "host"
 
 
@@ -147,7 +147,7 @@ def test_a_task_from_elsewhere_does_not_say_where_a_name_leads():
     can = Capabilities(isolation="namespace", network_allowlist=True)
     task = Task(id="t", instruction="x", network="allowlist", allowed_hosts=("a.b@127.0.0.1",), trusted=False)
     with pytest.raises(ConfigError, match=r"a\.b@127\.0\.0\.1"):
-        give_network(task, parse_wish("task"), can, building=parse_wish("none"))
+        give_network(task, parse_network_option("task"), can, building=parse_network_option("none"))
 
 
 @pytest.mark.slow

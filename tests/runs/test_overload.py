@@ -22,7 +22,7 @@ from rollyard.runs.rollout.modes import choose
 from rollyard.runs.rollout.options import RolloutOptions
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions
 from rollyard.runs.rollout.provision import Provision
-from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
+from rollyard.runs.rollout.stages import StageFailed, Stages, drop_event
 from rollyard.runs.run.loop_load import LoopLoad
 from tests.gate.conftest import MemoryLog
 from tests.runs.conftest import CHECK, HELLO
@@ -147,12 +147,12 @@ class NoLines:
 async def test_a_sandbox_that_does_not_say_its_cpu_time_ends_no_watch():
     job = SilentJob()
     with anyio.fail_after(60):
-        ending = await AgentMonitor(job, NoLines(), None, 0.1, Stages("ro", ry.Limits(), nowhere)).wait()
+        ending = await AgentMonitor(job, NoLines(), None, 0.1, Stages("ro", ry.Limits(), drop_event)).wait()
     assert (ending.how, job.asked) == ("exited", 3)
 
 
 async def test_what_comes_too_late_inside_a_stage_is_not_its_limit():
-    stages = Stages("ro", ry.Limits(), nowhere)
+    stages = Stages("ro", ry.Limits(), drop_event)
     with pytest.raises(StageFailed) as failed:
         async with stages.stage("stop"):
             async with asyncio.timeout(0):
@@ -204,7 +204,7 @@ async def test_no_more_end_at_once_while_processors_are_wanted_and_no_more_begin
         load.note(0.0)
         assert load.ending.total_tokens == 4
         with anyio.move_on_after(0.5) as waited:
-            await load.calm(lambda: True)
+            await load.wait_until_calm(lambda: True)
         assert waited.cancelled_caught
         wanted = 1
         for _ in range(6):
@@ -212,7 +212,7 @@ async def test_no_more_end_at_once_while_processors_are_wanted_and_no_more_begin
             await anyio.wait_all_tasks_blocked()
         assert load.ending.total_tokens == 28
         with anyio.fail_after(5):
-            await load.calm(lambda: True)
+            await load.wait_until_calm(lambda: True)
         group.cancel_scope.cancel()
 
 

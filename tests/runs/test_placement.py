@@ -66,10 +66,10 @@ async def count_fetched(tmp_path, url: str, *, by_images: bool) -> int:
     home = ImageStore(tmp_path / "home")
     work = await make_work(home, tmp_path)
     async with ry.Store.open(url) as store:
-        parcels = await pack_work(work, store, home)
+        shipment = await pack_work(work, store, home)
         await store.create_run({}, id=work.run_id)
         await store.add_attempts(work.run_id, attempts_of(work))
-        machines = [NodeImages(parcels, store, ImageStore(tmp_path / f"machine{number}")) for number in range(2)]
+        machines = [NodeImages(shipment, store, ImageStore(tmp_path / f"machine{number}")) for number in range(2)]
         for turn in range(len(work.tasks)):
             machine = machines[turn // 2 % 2]
             held = machine.held if by_images else None
@@ -94,14 +94,14 @@ async def test_two_workers_run_everything_and_fetch_images_as_they_need_them(tmp
         rewards.append(rollout.reward)
 
     async with ry.Store.open(postgres_url) as store, ry.Gate(ry.policy.scripted(HELLO), log=store) as gate:
-        parcels = await pack_work(work, store, home)
+        shipment = await pack_work(work, store, home)
         await store.create_run({}, id=work.run_id)
         await store.add_attempts(work.run_id, attempts_of(work))
 
         async def machine(number: int) -> None:
             async with LocalBackend(root=tmp_path / f"machine{number}") as backend:
                 provision = Provision.of(backend)
-                images = NodeImages(parcels, store, provision.images)
+                images = NodeImages(shipment, store, provision.images)
                 means = WorkerResources(store, gate, backend, {}, provision, images=images)
                 await Worker(work, means).run(2, keep)
 

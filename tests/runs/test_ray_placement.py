@@ -20,7 +20,7 @@ from rollyard.runs.run.executor import executor
 from rollyard.tasks.dataset_registry import DatasetEntry, add_dataset
 from rollyard.tasks.taskset import Taskset
 from tests.runs import executor_law as law
-from tests.runs.test_parcels import EXAMPLES, a_layer
+from tests.runs.test_shipping import EXAMPLES, a_layer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.xdist_group("ray"), pytest.mark.slow]
 pytest.importorskip("ray", reason="the package ray is not installed (pip install 'rollyard[ray]')")
@@ -99,7 +99,7 @@ async def test_layers_and_datasets_are_unpacked_once_on_a_node_however_many_work
         unpacked = Counter((tmp_path / f"programs{node}" / "unpacked").read_text().split())
         kept = {kind: len(list((tmp_path / f"node{node}").glob(f"**/{kind}/*"))) for kind in unpacked}
         print("unpacked by node", node, dict(unpacked))
-        assert unpacked == kept and {"parcels", "layers"} <= kept.keys()
+        assert unpacked == kept and {"shipped", "layers"} <= kept.keys()
 
 
 def log_what_is_unpacked(programs: Path) -> None:

@@ -49,9 +49,8 @@ async def test_an_agent_goes_on_from_its_session_and_runs_nothing_again(tmp_path
                 0,
                 2,
             )
-            assert (
-                child.files["/workspace/b.txt"] == parent.files["/workspace/b.txt"]
-            )  # the parent's own, to the nanosecond
+            # The parent's own, to the nanosecond
+            assert child.files["/workspace/b.txt"] == parent.files["/workspace/b.txt"]
             (row,), (before,) = ry.samples(child).rows, ry.samples(parent).rows
             offset = len(parent.captured.prompt_ids(at))
             assert row.ids[:offset] == before.ids[:offset]

@@ -61,9 +61,8 @@ async def test_the_first_setup_command_that_fails_ends_it_before_the_agent_and_t
 
 
 async def test_a_timed_out_agent_is_still_graded_out_of_the_time_kept_for_it(backend):
-    steps = {
-        "steps": [{"shell": "echo hello > out.txt; sleep 60"}, {"text": "too late"}]
-    }  # its own time, not the model's
+    # Its own time, not the model's
+    steps = {"steps": [{"shell": "echo hello > out.txt; sleep 60"}, {"text": "too late"}]}
     done = await ry.run_rollout("x", policy=scripted(steps), sandbox=backend, limits=ry.Limits(agent=3), **FAST)
     assert (done.status, done.reward) == ("timeout", 1.0)
     assert "limits.agent" in done.failure.message

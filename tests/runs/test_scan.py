@@ -443,10 +443,8 @@ async def test_labels_of_people_and_of_models_count_in_scans_and_exports(tmp_pat
         found = await scan_run(str(where), run)
         assert (found.invalid, found.labelled, found.mean_valid) == (2, 2, 1.0)
         assert "2 invalid (2 by a label)" in found.text()
-        assert set(await store.find_labelled(run, "invalid")) == {
-            "ro_1",
-            "ro_2",
-        }  # a scan without a model takes none back
+        # A scan without a model takes none back
+        assert set(await store.find_labelled(run, "invalid")) == {"ro_1", "ro_2"}
         refuse = await find_refuse(store, run)
         reasons = {f"ro_{n}": refuse(await store.get_rollout(f"ro_{n}")) for n in range(4)}
     assert reasons == {

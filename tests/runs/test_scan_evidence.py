@@ -13,7 +13,7 @@ from rollyard.runs.scan.agent_actions import AgentAction, AgentActions
 from rollyard.runs.scan.deobfuscate import reveal
 from rollyard.runs.scan.diff import read_diff
 from rollyard.runs.scan.scan import load_scanners, scan_rollout
-from rollyard.runs.scan.tool_call import written_texts
+from rollyard.runs.scan.tool_call import find_written_texts
 from rollyard.store import Store
 from rollyard.tasks.rows import as_task
 from tests.runs.test_scan import changed
@@ -177,8 +177,8 @@ def test_words_that_were_taken_apart_are_put_together(command, word):
 
 def test_a_script_that_the_agent_wrote_is_what_running_it_does():
     written = "cat > /tmp/x.sh <<'E'\ngit log --all -p\nE"
-    assert list(written_texts(written)) == [("/tmp/x.sh", "git log --all -p")]
-    assert list(written_texts("echo 'git reflog' > y.sh")) == [("y.sh", "'git reflog'")]
+    assert list(find_written_texts(written)) == [("/tmp/x.sh", "git log --all -p")]
+    assert list(find_written_texts("echo 'git reflog' > y.sh")) == [("y.sh", "'git reflog'")]
 
 
 @pytest.mark.anyio

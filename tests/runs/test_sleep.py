@@ -16,7 +16,7 @@ import rollyard as ry
 from rollyard.core.errors import Unsupported
 from rollyard.core.limits import Limits
 from rollyard.runs.rollout.sleep import SleepingPolicy
-from rollyard.runs.rollout.stages import Stages, nowhere
+from rollyard.runs.rollout.stages import Stages, drop_event
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.sandbox.local.cgroups import Group
 from rollyard.sandbox.local.memory import MachineMemory
@@ -61,7 +61,7 @@ class Answers:
 
 
 def sleeping(policy, bed: Bed, after_s: float, freeze_s: float = 0.0) -> SleepingPolicy:
-    return SleepingPolicy(policy, bed, Stages("ro_1", Limits(), nowhere), after_s, freeze_s)
+    return SleepingPolicy(policy, bed, Stages("ro_1", Limits(), drop_event), after_s, freeze_s)
 
 
 async def test_an_agent_whose_call_is_held_sleeps_and_is_awake_when_the_answer_comes():

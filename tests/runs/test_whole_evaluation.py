@@ -76,9 +76,8 @@ async def test_three_agents_two_policies_ten_tasks_four_attempts_killed_and_resu
         second = await start(tmp_path, "--resume", run_id, "--json", "--out", "report")
         async with asyncio.timeout(1500):
             said, errors = await second.communicate()
-        assert second.returncode in (0, 1), errors.decode()[
-            -2000:
-        ]  # 1: some rollouts failed, and the report names them
+        # 1: some rollouts failed, and the report names them
+        assert second.returncode in (0, 1), errors.decode()[-2000:]
         rows = await store.lines(run_id)
         assert len(rows) == WHOLE
         assert kept <= {row.id for row in rows}
@@ -96,9 +95,8 @@ async def test_three_agents_two_policies_ten_tasks_four_attempts_killed_and_resu
         assert by_name[f"{agent} / fixer"]["reward"]["value"] > by_name[f"{agent} / idle"]["reward"]["value"]
         assert by_name[f"{agent} / fixer"]["cost"] > 0
     assert set(report["failures"]) == {"agent"}
-    assert set(report["failures"]["agent"]) == {
-        "Unsupported"
-    }  # one task needs an MCP client, which shell-agent has not
+    # One task needs an MCP client, which shell-agent has not
+    assert set(report["failures"]["agent"]) == {"Unsupported"}
     assert by_name["shell-agent / idle"]["scored"] == 36
     assert (tmp_path / "report" / "report.html").stat().st_size > 10_000
     async with ry.sandbox.backend("local") as backend:

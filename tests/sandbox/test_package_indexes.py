@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from rollyard.core.errors import CommandFailed
-from rollyard.images.host_programs import PATIENCE, build_env, run_npm, run_pip
+from rollyard.images.host_programs import INDEX_TIMEOUTS, build_env, run_npm, run_pip
 
 pytestmark = pytest.mark.anyio
 needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
@@ -121,4 +121,4 @@ def test_the_users_own_patience_stands(env, tmp_path, monkeypatch, name):
     monkeypatch.setenv(name, "7")
     ours = build_env(tmp_path)
     assert [value for key, value in ours.items() if key.lower() == name.lower()] == ["7"]
-    assert set(map(str.lower, PATIENCE)) <= set(map(str.lower, ours))
+    assert set(map(str.lower, INDEX_TIMEOUTS)) <= set(map(str.lower, ours))

@@ -42,9 +42,8 @@ _AUTOSCALER_ENV = {
     "AUTOSCALER_UPDATE_INTERVAL_S": "1",
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
 }
-_LOOPBACK = (
-    "127.0.0.1"  # and a digit: every node has an address of its own; 127.0.0.1 itself Ray would take as "any of mine"
-)
+# And a digit: every node has an address of its own; 127.0.0.1 itself Ray would take as "any of mine"
+_LOOPBACK = "127.0.0.1"
 
 
 class RayNode:

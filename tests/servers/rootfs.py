@@ -89,9 +89,8 @@ def _files(archive: tarfile.TarFile, names: Iterable[str]) -> None:
     for line in [*listed.stdout.splitlines(), *_alternatives()]:
         if not line.startswith("/") or line.startswith(LEFT_OUT):
             continue
-        path = str(
-            Path(line).parent.resolve() / Path(line).name
-        )  # /bin is /usr/bin; the last part may be a link to keep
+        # /bin is /usr/bin; the last part may be a link to keep
+        path = str(Path(line).parent.resolve() / Path(line).name)
         try:
             status = os.lstat(path)
         except OSError:

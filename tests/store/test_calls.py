@@ -85,7 +85,7 @@ class _Patient:
 
 
 async def test_a_write_that_may_wait_is_taken_along_by_one_that_may_not(tmp_path, monkeypatch):
-    monkeypatch.setattr(batches, "NEAR", batches.Patience(1.0, 3600.0))
+    monkeypatch.setattr(batches, "NEAR", batches.GatherWait(1.0, 3600.0))
     works = [_Patient() for _ in range(20)]
     async with Store.open(tmp_path / "runs.db") as store, asyncio.timeout(60):
         for number, work in enumerate(works):  # each right after another write: that is load, so it waits
@@ -163,7 +163,7 @@ async def test_writes_that_keep_coming_hold_up_no_batch_for_long(monkeypatch):
 @pytest.mark.parametrize(("busy_s", "sizes"), [(3600.0, [1, 2]), (0.0, [1, 1, 1])])
 async def test_a_slow_call_waits_for_others_only_soon_after_another_write(monkeypatch, busy_s, sizes):
     monkeypatch.setattr(batches, "BUSY_S", busy_s)
-    monkeypatch.setattr(batches, "NEAR", batches.Patience(1.0, 3600.0))
+    monkeypatch.setattr(batches, "NEAR", batches.GatherWait(1.0, 3600.0))
     taken = _Taken()
     async with asyncio.timeout(60):
         await taken.write(1)
@@ -182,7 +182,7 @@ async def test_a_slow_call_waits_for_others_only_soon_after_another_write(monkey
 )
 def test_a_slow_call_that_waited_half_of_its_time_goes_with_the_next_write(monkeypatch, arrivals, handed_in):
     monkeypatch.setattr(batches, "BUSY_S", 3600.0)
-    monkeypatch.setattr(batches, "NEAR", batches.Patience(1.0, 10.0))
+    monkeypatch.setattr(batches, "NEAR", batches.GatherWait(1.0, 10.0))
 
     async def gather() -> dict[float, int]:
         loop, taken = asyncio.get_running_loop(), dict[float, int]()
@@ -207,7 +207,7 @@ def test_a_slow_call_that_waited_half_of_its_time_goes_with_the_next_write(monke
 
 def test_a_batch_that_was_handed_in_leaves_no_timer_that_wakes_the_loop(monkeypatch):
     monkeypatch.setattr(batches, "BUSY_S", 3600.0)
-    monkeypatch.setattr(batches, "NEAR", batches.Patience(1.0, 10.0))
+    monkeypatch.setattr(batches, "NEAR", batches.GatherWait(1.0, 10.0))
 
     async def count_timers() -> int:
         loop = asyncio.get_running_loop()

@@ -33,13 +33,8 @@ def two(request, tmp_path, postgres_url):
 async def fill(where):
     async with Store.open(where) as store:
         await store.create_run({"name": "Ünlike"}, id="run_a")
-        for name in [
-            "ro_Z",
-            "ro_a",
-            "ro_B",
-            "ro_é",
-            *(f"ro_{n}" for n in range(ROLLOUTS - 4)),
-        ]:  # sorted otherwise elsewhere
+        for name in ["ro_Z", "ro_a", "ro_B", "ro_é", *(f"ro_{n}" for n in range(ROLLOUTS - 4))]:
+            # Sorted otherwise elsewhere
             await keep(store, name, run_id="run_a")
             await store.event(Event(at=1.0, name="x", run_id="run_a", rollout_id=name, fields={"of": name}))
         await index_missing(store, limit=100)

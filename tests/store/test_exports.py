@@ -262,7 +262,5 @@ async def test_an_export_takes_the_memory_of_a_few_rollouts_however_many_there_a
                 done = await export(store, run, tmp_path / name, format=format)
                 peaks[run] = traced()[1]
             assert done.rollouts == count
-        assert peaks["run2"] - peaks["run1"] < 1000 * (many - few), (
-            name,
-            peaks,
-        )  # a rollout's calls take ten times as much
+        # A rollout's calls take ten times as much
+        assert peaks["run2"] - peaks["run1"] < 1000 * (many - few), (name, peaks)

@@ -17,10 +17,8 @@ from tests.store.killed_process import die_inside, start
 
 pytestmark = pytest.mark.anyio
 
-SMALL, LARGE = (
-    2,
-    210,
-)  # rollouts with calls in each run; rollouts with a file in the old one, more than one transaction takes
+# Rollouts with calls in each run; rollouts with a file in the old one, more than one transaction takes
+SMALL, LARGE = (2, 210)
 # By start of the process: its transaction in which it is killed. The first of rollouts, the next of them, the one that finds
 # none left, that of the run, that of bodies, and that of bodies once more.
 KILLED_IN = (1, 2, 2, 2, 3, 1)

@@ -138,11 +138,11 @@ async def test_what_ran_out_is_taken_over_by_others_alone_and_by_the_patient_lat
     lease = await store.claim("run1", owner="slow", ttl_s=10)
     clock.now += 11
     assert await store.claim("run1", owner="slow", ttl_s=10) is None
-    assert await store.claim("run1", owner="b", ttl_s=10, patience_s=50) is None
-    assert await store.reclaim("run1", patience_s=50) == 0
+    assert await store.claim("run1", owner="b", ttl_s=10, grace_s=50) is None
+    assert await store.reclaim("run1", grace_s=50) == 0
     lease = await store.heartbeat(lease, ttl_s=10)
     clock.now += 61
-    assert (await store.claim("run1", owner="b", ttl_s=10, patience_s=50)).fence == lease.fence + 1
+    assert (await store.claim("run1", owner="b", ttl_s=10, grace_s=50)).fence == lease.fence + 1
 
 
 async def test_a_lease_that_ran_out_is_claimed_again_and_the_zombie_commits_nothing(store, clock):

@@ -49,7 +49,7 @@ async def test_the_trainers_engine_answers_and_its_error_ends_the_job(tmp_path):
         unjudged = await rollouts.group({"id": "u", "instruction": "x"}, generate=Engine().generate)
         assert unjudged.rollouts == ((),)
         with pytest.raises(RolloutsFailed, match="no reward"):
-            unjudged.only()
+            unjudged.only_rows()
         with pytest.raises(ZeroDivisionError, match="the engine is gone"):
             await rollouts.group(TASK, generate=broken)
         listed = json.loads((await anyio.run_process(["curl", "-s", f"{url}/v1/jobs"])).stdout)

@@ -11,7 +11,7 @@ from rollyard.core.errors import ConfigError, EnvError, MissingExtra, ReplyRefus
 from rollyard.core.message import Message, Text
 from rollyard.core.task import Task
 from rollyard.runs.rollout.agent_log import AgentLog
-from rollyard.runs.rollout.stages import Stages, nowhere
+from rollyard.runs.rollout.stages import Stages, drop_event
 from rollyard.tools import mcp_extra
 from rollyard.train.openenv_session import OpenEnvSession
 from tests.waiting import Clock
@@ -80,7 +80,7 @@ def test_a_session_that_its_caller_forgets_is_closed_after_hold_s(make):
 @pytest.mark.anyio
 async def test_a_pause_is_no_time_of_the_rollouts():
     clock = Clock()
-    stages = Stages("ro", ry.Limits(agent=900, verify=30, total=60), nowhere, clock=clock)
+    stages = Stages("ro", ry.Limits(agent=900, verify=30, total=60), drop_event, clock=clock)
     before = stages.deadline("wait").at
     async with stages.pause():
         clock.now += 5

@@ -183,9 +183,8 @@ async def test_a_server_of_another_kind_is_refused_by_name(folders):
         with pytest.raises(Unsupported, match="llamacpp takes no new weights"):
             await policy.weights.publish(folders[1], version=1)
         await policy.aclose()
-        old = ry.policy.tokens(
-            url, renderer="bytes", kind="vllm"
-        )  # it has no /collective_rpc: a vLLM without its dev mode
+        # It has no /collective_rpc: a vLLM without its dev mode
+        old = ry.policy.tokens(url, renderer="bytes", kind="vllm")
         with pytest.raises(ConfigError, match="VLLM_SERVER_DEV_MODE=1"):
             await old.weights.publish(folders[1], version=1)
         await old.aclose()

@@ -44,13 +44,13 @@ class BrowserServer:
         self._key = key
         self._app = Starlette(
             routes=[
-                Route("/health", _plainly(self._health), methods=["GET"]),
-                Route("/leases", _plainly(self._list), methods=["GET"]),
-                Route("/leases", _plainly(self._create), methods=["POST"]),
-                Route("/leases/{id}", _plainly(self._get), methods=["GET"]),
-                Route("/leases/{id}", _plainly(self._end), methods=["DELETE"]),
-                Route("/leases/{id}/navigate", _plainly(self._navigate), methods=["POST"]),
-                Route("/leases/{id}/health", _plainly(self._check), methods=["GET"]),
+                Route("/health", _json_endpoint(self._health), methods=["GET"]),
+                Route("/leases", _json_endpoint(self._list), methods=["GET"]),
+                Route("/leases", _json_endpoint(self._create), methods=["POST"]),
+                Route("/leases/{id}", _json_endpoint(self._get), methods=["GET"]),
+                Route("/leases/{id}", _json_endpoint(self._end), methods=["DELETE"]),
+                Route("/leases/{id}/navigate", _json_endpoint(self._navigate), methods=["POST"]),
+                Route("/leases/{id}/health", _json_endpoint(self._check), methods=["GET"]),
             ],
             lifespan=self._lifespan,
         )
@@ -134,7 +134,7 @@ async def _body(request: Request, kind: type[T]) -> T:
         raise ConfigError(f"the request is not what this route takes: {error}") from error
 
 
-def _plainly(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
+def _json_endpoint(answer: Callable[[Request], Awaitable[Any]]) -> Callable[[Request], Awaitable[Response]]:
     """Errors as `{error, hint}` with the status of their kind."""
 
     async def handle(request: Request) -> Response:

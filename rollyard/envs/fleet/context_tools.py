@@ -191,13 +191,13 @@ class ContextTools:
         messages = [*self._removed, *history]
         texts = [text_of(message) for message in messages]
         hits = await _search(pattern, texts, HISTORY_HITS, once=True)
-        shown = [f"[{place}] {messages[place].get('role')}: {_around(texts[place], at)}" for place, at in hits]
+        shown = [f"[{place}] {messages[place].get('role')}: {_excerpt(texts[place], at)}" for place, at in hits]
         return _list_matches(shown, HISTORY_HITS, pattern)
 
     async def _output_lines(self, pattern: str, number: Any) -> str:
         lines = self._output(number).splitlines()
         hits = await _search(pattern, lines, OUTPUT_HITS, once=True)
-        return _list_matches([f"{place + 1}: {_around(lines[place], at)}" for place, at in hits], OUTPUT_HITS, pattern)
+        return _list_matches([f"{place + 1}: {_excerpt(lines[place], at)}" for place, at in hits], OUTPUT_HITS, pattern)
 
     def _page(self, page: int, size: int, number: Any) -> str:
         lines = self._output(number).splitlines()
@@ -270,7 +270,7 @@ async def _search(pattern: str, texts: Sequence[str], most: int, *, once: bool) 
     return [(place, at) for place, at in msgspec.json.decode(out)]
 
 
-def _around(text: str, at: int) -> str:
+def _excerpt(text: str, at: int) -> str:
     start = max(0, at - SNIPPET // 4)
     snippet = text[start : start + SNIPPET].replace("\n", " ")
     return f"{'...' if start else ''}{snippet}{'...' if start + SNIPPET < len(text) else ''}"

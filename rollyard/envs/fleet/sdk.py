@@ -167,10 +167,10 @@ async def _ask(asking: Awaitable[T], what: str, *, timeout_s: float = _CALL_S) -
     except (ConfigError, EnvError):
         raise
     except Exception as error:  # the SDK and its transport raise many kinds; each becomes one of ours
-        raise _ours(error, what) from error
+        raise _as_env_error(error, what) from error
 
 
-def _ours(error: Exception, what: str) -> EnvError:
+def _as_env_error(error: Exception, what: str) -> EnvError:
     """The SDK's errors carry a status; one of theirs without it is a network that failed, or a timeout. An instance's own calls
     look at no status: an answer that is none of the instance's does not fit its type."""
     status = getattr(error, "status_code", None)

@@ -20,18 +20,18 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
-def _bare(value: Any) -> str:
+def _normalize(value: Any) -> str:
     text = json.dumps(value, sort_keys=True) if isinstance(value, (dict, list)) else str(value)
     return "".join(text.lower().translate(_NO_PUNCTUATION).split())
 
 
 def normalized_contains(target: Any, blob: Any) -> bool:
     """Whether `blob` holds `target`, case, white space and punctuation aside."""
-    return _bare(target) in _bare(blob)
+    return _normalize(target) in _normalize(blob)
 
 
 def normalized_string_comparison(target: Any, blob: Any) -> bool:
-    return _bare(target) == _bare(blob)
+    return _normalize(target) == _normalize(blob)
 
 
 def extract_numbers(text: Any) -> list[float]:

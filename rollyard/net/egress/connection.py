@@ -81,7 +81,7 @@ async def _send_up(
         if not head.websocket:
             await forward_body(head, incoming, send)
         if not head.websocket or not await switched:
-            await incoming.rest(_nowhere)
+            await incoming.rest(_discard)
             return
     await incoming.rest(send)
     writer.write_eof()
@@ -109,7 +109,7 @@ async def _check_hello(incoming: Incoming, where: Destination) -> None:
 
 
 async def _read_request(incoming: Incoming, where: Destination) -> RequestHead:
-    """A plain request on a connection whose host is settled: its header has to say the same."""
+    """Read a plain request; its `Host` header has to name the host that the connection was allowed for."""
     try:
         async with asyncio.timeout(HEAD_S):
             head = parse_head(await incoming.until(b"\r\n\r\n", MAX_HEAD))
@@ -138,7 +138,7 @@ def _sender(writer: asyncio.StreamWriter) -> Send:
     return send
 
 
-async def _nowhere(data: bytes) -> None:
+async def _discard(data: bytes) -> None:
     """Where bytes go that belong to no request."""
 
 

@@ -17,7 +17,7 @@ from rollyard.core.plane import Instance
 from rollyard.core.protocols import ByteStream, Sandbox
 from rollyard.core.sandbox import Resources
 from rollyard.plane.engines.envelope import Service, remove, text
-from rollyard.plane.engines.protocol import EngineCapabilities, Made
+from rollyard.plane.engines.protocol import EngineCapabilities, EngineEntry
 
 _INSTANCES = "/arca/openapi/v1/sandbox/instances"
 _GATEWAY = "/arca/api/v1"
@@ -83,7 +83,7 @@ class ArcaEngine:
             raise PlaneUnavailable("arca gave no token for a presigned URL")
         return f"{self._service.url}{_GATEWAY}/session/{token}"
 
-    async def list(self, plane: str) -> list[Made]:
+    async def list(self, plane: str) -> list[EngineEntry]:
         raise PlaneUnsupported("engine arca cannot list", hint="the plane's own list has its instances")
 
     async def extend(self, ref: str, ttl_s: float) -> None:

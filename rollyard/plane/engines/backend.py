@@ -13,7 +13,7 @@ from rollyard.core.errors import SandboxGone
 from rollyard.core.plane import Instance
 from rollyard.core.protocols import Backend, ByteStream, Sandbox
 from rollyard.core.sandbox import SandboxSpec
-from rollyard.plane.engines.protocol import INSTANCE_LABEL, PLANE_LABEL, START_JOB, EngineCapabilities, Made
+from rollyard.plane.engines.protocol import INSTANCE_LABEL, PLANE_LABEL, START_JOB, EngineCapabilities, EngineEntry
 
 _STEP_S = 60.0
 
@@ -86,10 +86,10 @@ class BackendEngine:
         async with asyncio.timeout(_STEP_S):
             await (await self.sandbox(ref)).extend(min(ttl_s, self.backend.capabilities.max_ttl_s or math.inf))
 
-    async def list(self, plane: str) -> list[Made]:
+    async def list(self, plane: str) -> list[EngineEntry]:
         async with asyncio.timeout(_STEP_S):
             found = await self.backend.list({PLANE_LABEL: plane})
-        return [Made(ref=info.id, instance_id=info.labels.get(INSTANCE_LABEL, "")) for info in found]
+        return [EngineEntry(ref=info.id, instance_id=info.labels.get(INSTANCE_LABEL, "")) for info in found]
 
     async def __aenter__(self) -> Self:
         await self.backend.__aenter__()

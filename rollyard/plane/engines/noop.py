@@ -10,7 +10,7 @@ from rollyard.core.errors import PlaneUnsupported
 from rollyard.core.ids import new_id
 from rollyard.core.plane import Instance
 from rollyard.core.protocols import ByteStream, Sandbox
-from rollyard.plane.engines.protocol import EngineCapabilities, Made
+from rollyard.plane.engines.protocol import EngineCapabilities, EngineEntry
 
 
 class NoopEngine:
@@ -42,10 +42,10 @@ class NoopEngine:
         plane, instance_id, _ = self.things[ref]
         self.things[ref] = (plane, instance_id, self._clock() + ttl_s)
 
-    async def list(self, plane: str) -> list[Made]:
+    async def list(self, plane: str) -> list[EngineEntry]:
         if not self._can_list:
             raise PlaneUnsupported("noop was told that it cannot list")
-        return [Made(ref=ref, instance_id=thing[1]) for ref, thing in self.things.items() if thing[0] == plane]
+        return [EngineEntry(ref=ref, instance_id=thing[1]) for ref, thing in self.things.items() if thing[0] == plane]
 
     async def sandbox(self, ref: str) -> Sandbox:
         raise PlaneUnsupported("noop runs nothing", hint="create the instance on an engine that can exec")

@@ -33,7 +33,7 @@ class EngineCapabilities(Capabilities, frozen=True, kw_only=True):
     arguments: bool = False
 
 
-class Made(msgspec.Struct, frozen=True, kw_only=True):
+class EngineEntry(msgspec.Struct, frozen=True, kw_only=True):
     """One line of an engine's list: its own name for a thing, and the instance that the thing is for."""
 
     ref: str
@@ -55,7 +55,7 @@ class Engine(Protocol):
         """Returns once it is gone; one that is gone already is no error."""
         ...
 
-    async def list(self, plane: str) -> list[Made]: ...
+    async def list(self, plane: str) -> list[EngineEntry]: ...
     async def extend(self, ref: str, ttl_s: float) -> None: ...
     async def sandbox(self, ref: str) -> Sandbox: ...
     async def dial(self, ref: str, port: int) -> ByteStream:

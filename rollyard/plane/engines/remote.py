@@ -32,7 +32,7 @@ from rollyard.core.program import Program, ProgramCalls
 from rollyard.core.protocols import ByteStream, Job, Sandbox
 from rollyard.core.sandbox import Exit
 from rollyard.plane.client.plane import Plane
-from rollyard.plane.engines.protocol import INSTANCE_LABEL, PLANE_LABEL, EngineCapabilities, Made
+from rollyard.plane.engines.protocol import INSTANCE_LABEL, PLANE_LABEL, EngineCapabilities, EngineEntry
 
 KEY_VARIABLE = "ROLLYARD_REMOTE_KEY"
 FRESH_S = 3.0  # how old a look at the other plane may be when a create is sent
@@ -134,11 +134,11 @@ class RemoteEngine:
     async def extend(self, ref: str, ttl_s: float) -> None:
         await self._plane.instances.extend(ref, ttl_s)
 
-    async def list(self, plane: str) -> list[Made]:
-        found: list[Made] = []
+    async def list(self, plane: str) -> list[EngineEntry]:
+        found: list[EngineEntry] = []
         async for one in self._plane.instances.list(labels={PLANE_LABEL: plane}):
             labels: Any = one.get("labels") or {}
-            found.append(Made(ref=str(one["id"]), instance_id=str(labels.get(INSTANCE_LABEL, ""))))
+            found.append(EngineEntry(ref=str(one["id"]), instance_id=str(labels.get(INSTANCE_LABEL, ""))))
         return found
 
     async def sandbox(self, ref: str) -> Sandbox:

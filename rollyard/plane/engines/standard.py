@@ -16,7 +16,7 @@ from rollyard.core.errors import PlaneNotFound, PlaneUnavailable, PlaneUnsupport
 from rollyard.core.plane import Instance
 from rollyard.core.protocols import ByteStream, Sandbox
 from rollyard.plane.engines.envelope import Service, remove, text
-from rollyard.plane.engines.protocol import INSTANCE_LABEL, PLANE_LABEL, EngineCapabilities, Made
+from rollyard.plane.engines.protocol import INSTANCE_LABEL, PLANE_LABEL, EngineCapabilities, EngineEntry
 from rollyard.sandbox.streams import SocketStream
 
 _INSTANCES = "/aenvironment/instance"
@@ -79,15 +79,15 @@ class StandardEngine:
         except PlaneNotFound:
             return
 
-    async def list(self, plane: str) -> list[Made]:
+    async def list(self, plane: str) -> list[EngineEntry]:
         found: Any = await self._service.call("GET", _INSTANCES, query={"envName": ""})
-        things: list[Made] = []
+        things: list[EngineEntry] = []
         for one in cast("list[Any]", found if isinstance(found, list) else []):
             labels: Any = one.get("labels") if isinstance(one, dict) else None
             if not isinstance(labels, dict):
                 raise PlaneUnavailable("the service's list has no labels, so the owner of its instances cannot be told")
             if text(labels, PLANE_LABEL) == plane and text(one, "id"):
-                things.append(Made(ref=text(one, "id"), instance_id=text(labels, INSTANCE_LABEL)))
+                things.append(EngineEntry(ref=text(one, "id"), instance_id=text(labels, INSTANCE_LABEL)))
         return things
 
     async def extend(self, ref: str, ttl_s: float) -> None:

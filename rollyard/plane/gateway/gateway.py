@@ -109,7 +109,7 @@ class Gateway:
 
     @asynccontextmanager
     async def _dial(self, found: Instance, port: int) -> AsyncGenerator[ByteStream]:
-        instance, engine = self._instances.running_now(await self._instances.wake(found))
+        instance, engine = self._instances.check_running(await self._instances.wake(found))
         assert instance.ref is not None
         if not engine.capabilities.dial:
             error = refuse(engine, self._instances.engines, "dial", "carry traffic to its instances")

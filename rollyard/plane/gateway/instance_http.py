@@ -10,12 +10,12 @@ from starlette.types import Message, Scope
 from rollyard.plane.gateway.gateway import Gateway
 
 
-class Said(NamedTuple):
+class InstanceAnswer(NamedTuple):
     status: int
     body: bytes
 
 
-async def ask(gateway: Gateway, instance_id: str, method: str, path: str, body: bytes = b"") -> Said:
+async def ask(gateway: Gateway, instance_id: str, method: str, path: str, body: bytes = b"") -> InstanceAnswer:
     """Raises what the gateway raises. The caller has the deadline."""
     head: list[int] = []
     parts: list[bytes] = []
@@ -42,4 +42,4 @@ async def ask(gateway: Gateway, instance_id: str, method: str, path: str, body: 
         "headers": headers,
     }
     await gateway.forward(scope, receive, send, instance_id)
-    return Said(head[0], b"".join(parts))
+    return InstanceAnswer(head[0], b"".join(parts))

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from rollyard.core.egress import parse_build_wish
+from rollyard.core.egress import parse_build_network
 from rollyard.core.errors import ConfigError, Error, PlaneInvalid, PlaneNotFound, PlaneUnsupported, UnknownName
 from rollyard.core.plane import EnvBuild, EnvRecord, EnvSpec
 from rollyard.core.sandbox import Resources
@@ -32,7 +32,7 @@ from rollyard.plane.client.push import unpack
 from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.engines.protocol import Engine
 from rollyard.plane.service.access import check_image, snapshot_id
-from rollyard.plane.service.shelf import Shelf
+from rollyard.plane.service.typed_records import TypedRecords
 from rollyard.plane.storage.protocol import PlaneStore
 
 _LAID = "Dockerfile.rollyard"
@@ -63,7 +63,7 @@ class Builds:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store, self.hosts, self._limit_s, self._clock = store, hosts, limit_s, clock
-        self._shelf = Shelf(store, "build", BuildRecord, clock=clock)
+        self._records = TypedRecords(store, "build", BuildRecord, clock=clock)
         self._locks: dict[tuple[str, str], asyncio.Lock] = {}
 
     @property
@@ -88,14 +88,14 @@ class Builds:
             done = await self.find(engine.name, record.owner, build)
             if done is None or done.image is None or not await _is_there(engine, done.image):
                 done = await self._build(record.owner, build, spec.resources, engine)
-                await self._shelf.update(engine.name, digest, lambda _: done)
+                await self._records.update(engine.name, digest, lambda _: done)
         if done.image is None:
             raise PlaneInvalid(f"{record.id} could not be built: {done.log}", hint="change its files and push again")
-        await self._store.own("snapshot", snapshot_id(done.image), record.owner, at=self._clock())
+        await self._store.add_owner("snapshot", snapshot_id(done.image), record.owner, at=self._clock())
         return replace(spec, image=done.image, env={**done.env, **spec.env}, start=spec.start or done.start)
 
     async def find(self, engine: str, owner: str, recipe: EnvBuild) -> BuildRecord | None:
-        kept = await self._shelf.get(engine, _key(owner, recipe))
+        kept = await self._records.get(engine, _key(owner, recipe))
         return None if kept is None else kept.value
 
     async def output(self, done: BuildRecord) -> bytes:
@@ -149,7 +149,7 @@ class Builds:
 
 def hosts_of_builds(text: str) -> tuple[str, ...]:
     """What `--build-network` lets the commands of Dockerfiles reach."""
-    wish = parse_build_wish(text)
+    wish = parse_build_network(text)
     return ("*",) if wish.kind == "public" else wish.hosts
 
 

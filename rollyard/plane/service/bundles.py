@@ -56,7 +56,7 @@ class Bundles:
             raise PlaneInvalid("what was sent is not what this URL was signed for", hint="send the file unchanged")
         owner = bytes.fromhex(owner).decode()
         new = await self._store.put_blob(sha256, b"".join(kept), owner=owner, at=self._clock())
-        await self._store.own("bundle", sha256, owner, at=self._clock())
+        await self._store.add_owner("bundle", sha256, owner, at=self._clock())
         return new
 
     async def send(self, signed: str) -> bytes:

@@ -20,10 +20,8 @@ from rollyard.plane.engines.protocol import Engine
 from rollyard.plane.service.request_note import say_origin
 
 _MAX_LABELS = 64
-_RUN, _ROLLOUT = (
-    "rollyard.run",
-    "rollyard.rollout",
-)  # what a rollout writes on its sandbox, through whichever API it asks
+# What a rollout writes on its sandbox, through whichever API it asks
+_RUN, _ROLLOUT = ("rollyard.run", "rollyard.rollout")
 
 
 class CreateInstance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -114,7 +112,7 @@ def plan_instance(
     if is_path(plan.image) or "\0" in plan.image:
         hint = "add it on the server with `rollyard image add SOURCE --name NAME`"
         raise PlaneInvalid("an image is named, not given by a path of the server", hint=hint)
-    _honours(engine, engines, plan)
+    _check_engine(engine, engines, plan)
     if bool(plan.allowed_hosts) != (plan.network == "allowlist"):
         raise PlaneInvalid("network allowlist and allowed_hosts come together", hint="give both, or neither")
     for host in plan.allowed_hosts:
@@ -155,7 +153,7 @@ def rollout_of(wanted: CreateInstance) -> str | None:
     return wanted.rollout_id or wanted.labels.get("rollyard.rollout")
 
 
-def _honours(engine: Engine, engines: Mapping[str, Engine], plan: InstancePlan) -> None:
+def _check_engine(engine: Engine, engines: Mapping[str, Engine], plan: InstancePlan) -> None:
     needs = {
         "mounts": ("mount directories", bool(plan.mounts)),
         "arguments": ("start a program with arguments", bool(plan.start or plan.arguments)),

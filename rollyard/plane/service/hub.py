@@ -47,7 +47,7 @@ class Hub:
         """A snapshot that an admin puts into an owner's environment is that owner's, too."""
         name = snapshot_id(spec.image)
         if by.role == "admin" and (is_snapshot(name) or await self._store.owners_of("snapshot", name)):
-            await self._store.own("snapshot", name, owner, at=self._clock())
+            await self._store.add_owner("snapshot", name, owner, at=self._clock())
 
     async def _owner_of(self, name: str) -> str | None:
         first = await self._store.list_envs(words=(), status=None, after=(name, ""), limit=1)

@@ -31,11 +31,11 @@ from rollyard.core.log import Log
 from rollyard.core.plane import (
     RENEW_S,
     EnvSpec,
-    Happening,
     Instance,
+    InstanceEvent,
     InstanceState,
     OwnerUsage,
-    Taking,
+    PoolClaim,
     WarmPool,
 )
 from rollyard.core.protocols import Sandbox
@@ -126,7 +126,7 @@ class Instances:
     ) -> Instance | None:
         """One that waits in the pool and lives; None when there is none, and one is made."""
         plan = msgspec.json.decode(pool.plan, type=CreateInstance)
-        taking = Taking(
+        claim = PoolClaim(
             owner=owner,
             at=self.clock(),
             run_id=run_of(wanted),
@@ -135,7 +135,7 @@ class Instances:
             idle_ttl_s=wanted.idle_ttl_s,
         )
         while True:
-            taken = await self._store.take(pool, taking, terms=self.settings.terms, request=request)
+            taken = await self._store.take(pool, claim, terms=self.settings.terms, request=request)
             self.wanted.set()
             if taken is None or not taken[1]:
                 return taken[0] if taken else None
@@ -223,7 +223,7 @@ class Instances:
         await self._store.end(found.id, "failed", at=self.clock(), reason="its engine lost it")
         return await self.record(found.id)
 
-    async def history(self, instance_id: str) -> list[Happening]:
+    async def history(self, instance_id: str) -> list[InstanceEvent]:
         await self._store.get_instance(instance_id)
         return await self._store.history(instance_id)
 
@@ -284,7 +284,7 @@ class Instances:
         return await self._extend(instance_id, ttl_s)
 
     async def _extend(self, instance_id: str, ttl_s: float) -> Instance:
-        instance, engine = await self.standing(instance_id)
+        instance, engine = await self.get_standing(instance_id)
         if engine.capabilities.ttl and not engine.capabilities.extend:
             raise refuse(engine, self.engines, "extend", "extend an instance's time")
         if engine.capabilities.extend and instance.ref is not None:
@@ -298,18 +298,18 @@ class Instances:
         return found
 
     async def running(self, instance_id: str) -> tuple[Instance, Engine]:
-        return self.running_now(await self.record(instance_id))
+        return self.check_running(await self.record(instance_id))
 
-    def running_now(self, found: Instance) -> tuple[Instance, Engine]:
+    def check_running(self, found: Instance) -> tuple[Instance, Engine]:
         if found.state == "paused":
             raise self._not_running(found)
-        return self.standing_now(found)
+        return self.check_standing(found)
 
-    async def standing(self, instance_id: str) -> tuple[Instance, Engine]:
+    async def get_standing(self, instance_id: str) -> tuple[Instance, Engine]:
         """One that runs or is paused."""
-        return self.standing_now(await self.record(instance_id))
+        return self.check_standing(await self.record(instance_id))
 
-    def standing_now(self, found: Instance) -> tuple[Instance, Engine]:
+    def check_standing(self, found: Instance) -> tuple[Instance, Engine]:
         """The same of a record that was just read."""
         if found.state not in ("running", "paused") or found.ref is None:
             raise self._not_running(found)
@@ -326,7 +326,7 @@ class Instances:
 
     async def sandbox(self, instance_id: str, capability: str = "exec") -> Sandbox:
         """Where its programs run and its files are. One whose engine lost it is ended here and now."""
-        instance, engine = self.running_now(await self.wake(await self.record(instance_id)))
+        instance, engine = self.check_running(await self.wake(await self.record(instance_id)))
         if not getattr(engine.capabilities, capability):
             raise refuse(engine, self.engines, capability, "run programs" if capability == "exec" else "reach files")
         self.rates.charge(instance.owner)
@@ -336,7 +336,7 @@ class Instances:
 
     async def sandbox_of(self, found: Instance) -> Sandbox:
         """The same of a record that was just read: no sign of life, and nothing to its owner's rate."""
-        return await self._sandbox(*self.running_now(found))
+        return await self._sandbox(*self.check_running(found))
 
     async def _sandbox(self, instance: Instance, engine: Engine) -> Sandbox:
         assert instance.ref is not None
@@ -379,7 +379,7 @@ class Instances:
         return await self.pause(instance_id)
 
     async def _set_going(self, instance_id: str, going: bool) -> Instance:
-        instance, engine = await self.standing(instance_id)
+        instance, engine = await self.get_standing(instance_id)
         if not engine.capabilities.pause:
             raise refuse(engine, self.engines, "pause", "pause an instance")
         self.rates.charge(instance.owner)
@@ -394,7 +394,7 @@ class Instances:
 
     async def link(self, instance_id: str, rollout_id: str) -> Instance:
         """From here on the rollout's id leads to it."""
-        instance, _ = await self.standing(instance_id)
+        instance, _ = await self.get_standing(instance_id)
         found = await self._store.step(
             instance_id, (instance.state,), instance.state, at=self.clock(), rollout_id=rollout_id
         )
@@ -411,7 +411,7 @@ class Instances:
         sandbox = await self._sandbox(instance, engine)
         async with asyncio.timeout(self.settings.boot_s):
             image = await sandbox.snapshot()
-        await self._store.own("snapshot", snapshot_id(image), instance.owner, at=self.clock())
+        await self._store.add_owner("snapshot", snapshot_id(image), instance.owner, at=self.clock())
         await self._store.step(instance_id, ("running",), "running", at=self.clock(), reason=f"snapshot {image}")
         return image
 

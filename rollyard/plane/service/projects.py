@@ -17,8 +17,8 @@ import msgspec
 
 from rollyard.core.errors import PlaneGone, PlaneInvalid, PlaneTooLarge, PlaneUnauthorized
 from rollyard.plane.service.bundles import MAX_BUNDLE
-from rollyard.plane.service.shelf import Shelf
 from rollyard.plane.service.signing import Signer
+from rollyard.plane.service.typed_records import TypedRecords
 from rollyard.plane.storage.protocol import PlaneStore
 
 _MINUTES = 15.0
@@ -35,7 +35,7 @@ class PushedFiles(msgspec.Struct, frozen=True, kw_only=True):
 class Projects:
     def __init__(self, store: PlaneStore, signer: Signer, *, clock: Callable[[], float] = time.time) -> None:
         self._store, self._signer, self._clock = store, signer, clock
-        self._shelf = Shelf(store, "project", PushedFiles, clock=clock)
+        self._records = TypedRecords(store, "project", PushedFiles, clock=clock)
 
     def upload_url(self, owner: str, name: str, version: str, base_url: str) -> str:
         ends = str(int((self._clock() + _MINUTES * 60) * 1000))
@@ -52,11 +52,11 @@ class Projects:
         data = await _read(parts)
         files = PushedFiles(sha256=hashlib.sha256(data).hexdigest(), context=_top_folder(data))
         await self._store.put_blob(files.sha256, data, owner=owner, at=self._clock())
-        await self._store.own("bundle", files.sha256, owner, at=self._clock())
-        return await self._shelf.update(owner, f"{name}@{version}", lambda _: files)
+        await self._store.add_owner("bundle", files.sha256, owner, at=self._clock())
+        return await self._records.update(owner, f"{name}@{version}", lambda _: files)
 
     async def find(self, owner: str, name: str, version: str) -> PushedFiles | None:
-        kept = await self._shelf.get(owner, f"{name}@{version}")
+        kept = await self._records.get(owner, f"{name}@{version}")
         return None if kept is None else kept.value
 
 

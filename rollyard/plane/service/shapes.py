@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rollyard.core.plane import ApiKey, EnvRecord, Happening, Instance, WarmPool
+from rollyard.core.plane import ApiKey, EnvRecord, Instance, InstanceEvent, WarmPool
 
 
 def rfc3339(at: float | None) -> str | None:
@@ -30,7 +30,7 @@ def instance_json(instance: Instance) -> dict[str, Any]:
     return {**shown, "image": instance.plan.image, "ttl_s": instance.plan.ttl_s, "port": instance.plan.port}
 
 
-def happening_json(line: Happening) -> dict[str, Any]:
+def instance_event_json(line: InstanceEvent) -> dict[str, Any]:
     return {"at": rfc3339(line.at), "state": line.state, "reason": line.reason}
 
 

@@ -65,18 +65,18 @@ class Sweeper:
         self.last_at: float | None = None
 
     async def once(self) -> Swept:
-        self.last = await self._once()
+        self.last = await self._sweep()
         self.last_at = self._clock()
         return self.last
 
-    async def _once(self) -> Swept:
+    async def _sweep(self) -> Swept:
         fence = await self._store.take_sweep(self._holder, now=self._clock(), ttl_s=_LEASE_S)
         if fence is None:
             return Swept(held=False)
         due = ended = failures = 0
         while True:
             claimed = await self._store.claim_due(fence, now=self._clock(), settle_s=self._settle_s, limit=BATCH)
-            done = await self._settle([one for one in claimed if one.ends_with_its_time])
+            done = await self._find_gone([one for one in claimed if one.ends_with_its_time])
             kept = await self._keep([one for one in claimed if not one.ends_with_its_time])
             due, failures = due + len(claimed), failures + len(claimed) - len(done) - kept
             if done:
@@ -84,7 +84,7 @@ class Sweeper:
             if len(claimed) < BATCH or not (done or kept):
                 break
         await self._store.drop_of_ended()
-        strays = await self._strays()
+        strays = await self._remove_strays()
         self._counters.swept.update({"due": due, "ended": ended, "strays": strays, "failures": failures})
         return Swept(due=due, ended=ended, strays=strays, failures=failures)
 
@@ -100,7 +100,7 @@ class Sweeper:
                 _log.exception("a sweep failed")
             await asyncio.sleep(every_s)
 
-    async def _settle(self, claimed: list[Instance]) -> list[tuple[str, InstanceState, str]]:
+    async def _find_gone(self, claimed: list[Instance]) -> list[tuple[str, InstanceState, str]]:
         """Those that are certainly gone from their engines."""
         listings: dict[str, dict[str, str] | None] = {}
         for name in {instance.engine for instance in claimed if instance.ref is None}:
@@ -158,12 +158,12 @@ class Sweeper:
             _log.warning("an engine did not list", engine=name, error=str(error))
             return None
 
-    async def _strays(self) -> int:
+    async def _remove_strays(self) -> int:
         """Things of this plane whose row is over: the row comes first, so one without a live row has no owner."""
         removed = 0
         for name, engine in self._engines.items():
             for instance_id, ref in (await self._listing(name) or {}).items():
-                if await self._live(instance_id):
+                if await self._is_live(instance_id):
                     continue
                 try:
                     await engine.delete(ref)
@@ -172,7 +172,7 @@ class Sweeper:
                     _log.warning("a stray was not deleted", engine=name, ref=ref, error=str(error))
         return removed
 
-    async def _live(self, instance_id: str) -> bool:
+    async def _is_live(self, instance_id: str) -> bool:
         try:
             return (await self._store.get_instance(instance_id)).live
         except PlaneNotFound:

@@ -14,14 +14,14 @@ from rollyard.core.plane import (
     ApiKey,
     EnvRecord,
     EnvSpec,
-    Happening,
     Instance,
+    InstanceEvent,
     InstanceState,
     OwnedKind,
     OwnerUsage,
     PlaneRecord,
+    PoolClaim,
     RecordKind,
-    Taking,
     WarmPool,
 )
 from rollyard.core.plane_tables import PlaneTableRecords
@@ -75,7 +75,7 @@ class PlaneStore(PlaneTableRecords, Protocol):
         after: str,
         limit: int,
     ) -> list[Instance]: ...
-    async def history(self, instance_id: str) -> list[Happening]: ...
+    async def history(self, instance_id: str) -> list[InstanceEvent]: ...
     async def list_changed(self, *, owner: str | None, since: float, limit: int) -> list[Instance]:
         """Those whose state or end changed at `since` or later, oldest change first; also those that have ended."""
         ...
@@ -98,7 +98,7 @@ class PlaneStore(PlaneTableRecords, Protocol):
     async def list_pools(self) -> list[WarmPool]: ...
     async def remove_pool(self, name: str) -> WarmPool: ...
     async def take(
-        self, pool: WarmPool, taking: Taking, *, terms: AdmissionTerms, request: tuple[str, str, bytes] | None
+        self, pool: WarmPool, claim: PoolClaim, *, terms: AdmissionTerms, request: tuple[str, str, bytes] | None
     ) -> tuple[Instance, bool] | None:
         """One that waits in the pool becomes the taker's, for exactly one taker; None when none waits."""
         ...
@@ -110,7 +110,7 @@ class PlaneStore(PlaneTableRecords, Protocol):
     async def get_blob(self, digest: str) -> bytes: ...
     async def has_blob(self, digest: str) -> bool: ...
 
-    async def own(self, kind: OwnedKind, name: str, owner: str, *, at: float) -> None:
+    async def add_owner(self, kind: OwnedKind, name: str, owner: str, *, at: float) -> None:
         """One more owner of it; again is no harm."""
         ...
 

@@ -12,7 +12,7 @@ from rollyard.core.events import STARTED, Event
 from rollyard.core.failure_groups import FailureGroup, group_failures
 from rollyard.core.ids import short_id
 from rollyard.core.rollout import Rollout
-from rollyard.runs.display.progress import STOPPING, Silent, cause_of, words_of
+from rollyard.runs.display.progress import STOPPING, SilentDisplay, cause_of, words_of
 from rollyard.runs.rollout.install_progress import INSTALLS
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class _InFlight(NamedTuple):
     note: str = ""  # what the stage is about
 
 
-class LiveDisplay(Silent):
+class LiveDisplay(SilentDisplay):
     def __init__(self, out: IO[str], clock: Callable[[], float] = time.monotonic) -> None:
         from rich.console import Console
 

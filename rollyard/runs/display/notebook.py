@@ -13,7 +13,7 @@ from rollyard.core.errors import ConfigError
 from rollyard.core.failure_groups import FailureGroup, group_failures
 from rollyard.core.html import bar, block, escape, line, table
 from rollyard.core.rollout import Rollout
-from rollyard.runs.display.progress import Silent
+from rollyard.runs.display.progress import SilentDisplay
 
 
 class EndedCounts:
@@ -47,7 +47,7 @@ class EndedCounts:
         return block(*pieces, *([table((), failed)] if failed else []))
 
 
-class NotebookDisplay(Silent):
+class NotebookDisplay(SilentDisplay):
     def __init__(self, out: IO[str]) -> None:
         super().__init__(out)
         if "IPython" not in sys.modules:

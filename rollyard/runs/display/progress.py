@@ -49,7 +49,7 @@ def display(style: str, out: IO[str] | None = None) -> Display:
         "notebook": NotebookDisplay,
         "plain": _Plain,
         "json": _Json,
-        "none": Silent,
+        "none": SilentDisplay,
     }
     if style not in kinds:
         raise ConfigError(f"no display named {style!r}; there are {', '.join(kinds)} and auto")
@@ -82,7 +82,7 @@ def cause_of(failure: Failure) -> str:
     return f"{failure.boundary}: {message[:_CAUSE] + '...' if len(message) > _CAUSE else message}"
 
 
-class Silent:
+class SilentDisplay:
     def __init__(self, out: IO[str]) -> None:
         self._out = out
         self.run_id = ""
@@ -106,7 +106,7 @@ class Silent:
         return None
 
 
-class _Plain(Silent):
+class _Plain(SilentDisplay):
     def __init__(self, out: IO[str]) -> None:
         super().__init__(out)
         self._installed: set[str] = set()
@@ -129,7 +129,7 @@ class _Plain(Silent):
         print(STOPPING, file=self._out, flush=True)
 
 
-class _Json(Silent):
+class _Json(SilentDisplay):
     """One JSON object a line: `{"event": ...}` and `{"rollout": ...}`."""
 
     def _line(self, value: Any) -> None:

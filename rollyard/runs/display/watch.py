@@ -32,7 +32,7 @@ async def follow(where: str, run: str | None, style: str) -> None:
             await _follow(store, run_id, shown)
 
 
-class Flying(msgspec.Struct, frozen=True, kw_only=True):
+class RunningRollout(msgspec.Struct, frozen=True, kw_only=True):
     """A rollout that has begun and is not kept yet. Its task is unknown where the event is too old."""
 
     id: str
@@ -44,10 +44,10 @@ class Flying(msgspec.Struct, frozen=True, kw_only=True):
     policy: str = ""
 
 
-async def in_flight(store: Store, info: RunInfo) -> list[Flying]:
+async def in_flight(store: Store, info: RunInfo) -> list[RunningRollout]:
     """The newest first; no more than there are leases, since a runner that was killed leaves events without an end."""
     leased = info.attempts.get("leased", 0)
-    found: dict[str, Flying] = {}
+    found: dict[str, RunningRollout] = {}
     kept: set[str] = set()
     for stored in await store.recent_events(info.id) if leased else ():
         event, rollout_id = stored.event, stored.event.rollout_id
@@ -56,9 +56,9 @@ async def in_flight(store: Store, info: RunInfo) -> list[Flying]:
         if event.name == COMMITTED:
             kept.add(rollout_id)
         elif event.name == "stage.started" and rollout_id not in found:
-            found[rollout_id] = Flying(id=rollout_id, stage=str(event.fields.get("stage")), since=event.at)
+            found[rollout_id] = RunningRollout(id=rollout_id, stage=str(event.fields.get("stage")), since=event.at)
         elif event.name == STARTED:
-            known = found.get(rollout_id) or Flying(id=rollout_id, since=event.at)
+            known = found.get(rollout_id) or RunningRollout(id=rollout_id, since=event.at)
             found[rollout_id] = msgspec.structs.replace(known, **event.fields)
     return list(found.values())[:leased]
 

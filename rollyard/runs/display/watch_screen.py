@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from rollyard.core.errors import MissingExtra
 from rollyard.core.printable import printable
-from rollyard.runs.display.watch import Flying, in_flight
+from rollyard.runs.display.watch import RunningRollout, in_flight
 from rollyard.store import Store
 from rollyard.store.listing import ShownRollout
 from rollyard.store.values import RolloutQuery, RolloutRow, RunInfo
@@ -109,7 +109,7 @@ class WatchApp(App[None]):
         """In the order given. Rows are only moved when the set of them changes, and the cursor stays on its rollout."""
         table = self.table
         if list(rows) != list(self._rows):
-            here = self._here()
+            here = self._selected()
             table.clear()
             for key, cells in rows.items():
                 table.add_row(*_style_cells(cells), key=key)
@@ -122,7 +122,7 @@ class WatchApp(App[None]):
                         table.update_cell(key, name, _style_cells(cells)[COLUMNS.index(name)])
         self._rows = dict(rows)
 
-    def _here(self) -> str:
+    def _selected(self) -> str:
         """The rollout under the cursor, or nothing."""
         names = list(self._rows)
         return names[self.table.cursor_row] if 0 <= self.table.cursor_row < len(names) else ""
@@ -144,7 +144,7 @@ class WatchApp(App[None]):
         await self.action_open()
 
     async def action_open(self) -> None:
-        here = self._here()
+        here = self._selected()
         if here and here in self._rows:
             self.push_screen(RolloutScreen(await self._text(here)))
 
@@ -156,7 +156,7 @@ class WatchApp(App[None]):
         return ShownRollout(await self._store.get_rollout(rollout_id), events).text("all")
 
 
-def _running_cells(one: Flying) -> tuple[str, ...]:
+def _running_cells(one: RunningRollout) -> tuple[str, ...]:
     number = "" if one.attempt is None else str(one.attempt)
     return (one.task or one.id, number, one.agent, one.policy or "-", one.stage, "", "", "", "", "")
 

@@ -37,7 +37,7 @@ async def compare(store: Store, first: str, second: str) -> Comparison:
             f"{first} and {second} share no task with a score",
             hint="compare runs of the same tasks; `rollyard list RUN` shows them",
         )
-    pairs = {task: _telling_pair(before[task], after[task]) for task, _, _ in paired.means}
+    pairs = {task: _differing_pair(before[task], after[task]) for task, _, _ in paired.means}
     return Comparison(paired=paired, pairs=pairs)
 
 
@@ -75,7 +75,7 @@ def _rewards(attempts: Attempts) -> dict[str, list[float]]:
     return {task: [row.reward for row in rows if row.reward is not None] for task, rows in attempts.items()}
 
 
-def _telling_pair(before: Sequence[RolloutRow], after: Sequence[RolloutRow]) -> tuple[str, str]:
+def _differing_pair(before: Sequence[RolloutRow], after: Sequence[RolloutRow]) -> tuple[str, str]:
     for one in before:
         for other in after:
             if one.reward != other.reward:

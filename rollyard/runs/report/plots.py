@@ -46,7 +46,7 @@ async def pictures(store: Store, report: Report) -> list[tuple[str, str]]:
 
 
 def draw_all(report: Report, grid: Grid) -> list[tuple[str, str]]:
-    return [(name.replace("_", " "), _element(_picture(plot, report, grid)[0])) for name, plot in _PLOTS.items()]
+    return [(name.replace("_", " "), _element(_draw_figure(plot, report, grid)[0])) for name, plot in _PLOTS.items()]
 
 
 def _element(svg: bytes) -> str:
@@ -68,13 +68,13 @@ def _write(report: Report, grid: Grid, folder: Path, html: str) -> list[Path]:
     put("report.html", html.encode())
     with suppress(MissingExtra):
         for name, draw in _PLOTS.items():
-            svg, png = _picture(draw, report, grid)
+            svg, png = _draw_figure(draw, report, grid)
             put(f"{name}.svg", svg)
             put(f"{name}.png", png)
     return written
 
 
-def _picture(draw: Callable[[Any, Report, Grid], None], report: Report, grid: Grid) -> tuple[bytes, bytes]:
+def _draw_figure(draw: Callable[[Any, Report, Grid], None], report: Report, grid: Grid) -> tuple[bytes, bytes]:
     try:
         from matplotlib import rc_context
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -56,9 +56,8 @@ class ReportRow(msgspec.Struct, frozen=True, kw_only=True):
     cost: float | None = None
     merged: MergeCounts | None = None  # None where no tokens were captured
     calls_per_row: float | None = None
-    saved_by_tree: float | None = (
-        None  # part of the rows' tokens that a trainer need not compute, where it trains on trees
-    )
+    # Part of the rows' tokens that a trainer need not compute, where it trains on trees
+    saved_by_tree: float | None = None
     invalid: int = 0  # scored attempts whose reward cannot be trusted
     reward_valid: Interval | None = None  # the mean without them, where there are some
 
@@ -115,13 +114,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return html.block(html.line(said), html.table(head, rows), *failures)
 
 
+# A field of `MergeCounts`, and where a rollout's line has it
 _MERGED = {
     "calls": "merged_calls",
     "rows": "merged_rows",
     "call_tokens": "call_tokens",
     "row_tokens": "row_tokens",
     "tree_tokens": "tree_tokens",
-}  # a field of `MergeCounts`, and where a rollout's line has it
+}
 KS = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -293,7 +293,7 @@ def text(report: Report, width: int = 240) -> str:
         pinned = f"; {report.pinned} rollouts in the parent's words (pinned)" if report.pinned else ""
         console.print(f"branches off {report.branch}: {count(report.replayed, 'call')} answered as its were{pinned}")
     names, scores, spent = _columns(report.lines, report.currency)
-    if sum(map(_room, (names, *scores, *spent))) <= width:
+    if sum(map(_column_width, (names, *scores, *spent))) <= width:
         _print_columns(console, names, [*scores, *spent])
     else:
         _print_columns(console, names, scores)
@@ -394,17 +394,17 @@ def _print_columns(console: Console, first: Column, others: Sequence[Column]) ->
     while waiting:
         table = Table(box=box.SIMPLE, pad_edge=False)
         table.add_column(first[0], no_wrap=True)
-        chosen, room = [first], console.width - _room(first)
-        while waiting and (len(chosen) == 1 or room >= _room(waiting[0])):
+        chosen, room = [first], console.width - _column_width(first)
+        while waiting and (len(chosen) == 1 or room >= _column_width(waiting[0])):
             chosen.append(waiting.pop(0))
-            room -= _room(chosen[-1])
+            room -= _column_width(chosen[-1])
             table.add_column(chosen[-1][0], justify="right", no_wrap=True)
         for cells in zip(*(column[1:] for column in chosen), strict=True):
             table.add_row(*cells)
         console.print(table)
 
 
-def _room(column: Column) -> int:
+def _column_width(column: Column) -> int:
     return max(map(len, column)) + 3  # and the space between columns
 
 

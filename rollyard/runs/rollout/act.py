@@ -69,13 +69,14 @@ async def _start(context: RolloutContext, prepared: Prepared, turn: AgentTurn, l
     rendered = agents.render(context.plan.agent, launch)
     for path, data in rendered.files.items():
         await sandbox.write(path, data, mode=0o600, user=user)
+    # The agent's own interpreters stay off the task's PATH
     env = {
         "PATH": facts.path,
         **resolve_env(task.env, readable_variables(task), where=f"task {task.id}"),
         **prepared.opened.variables,
         **_solution_env(context),
         **rendered.env,
-    }  # the agent's own interpreters stay off the task's PATH
+    }
     return await sandbox.start(rendered.argv or _NOTHING, env=env, cwd=facts.workdir, user=user)
 
 
@@ -114,12 +115,14 @@ async def _wait(context: RolloutContext, job: Job, acted: Acted) -> None:
                 )
             if (off := _find_divergence(context, session)) is not None:
                 raise off
-            spent = model_outage.weigh(ending, session, agent=agent.name, model=context.plan.model, idle_s=limits.idle)
+            spent = model_outage.judge_ending(
+                ending, session, agent=agent.name, model=context.plan.model, idle_s=limits.idle
+            )
             if spent is not None:
                 record.note(status="budget", stop_reason=spent)
     except StageFailed as failed:
         if isinstance(failed.error, AgentTimeout):
-            outage = model_outage.find_outage(session, context.plan.model, patience_s=limit_s / 2)
+            outage = model_outage.find_outage(session, context.plan.model, excused_wait_s=limit_s / 2)
             if outage is not None:
                 raise StageFailed("wait", "policy", outage) from failed
             if (off := _find_divergence(context, session)) is not None:
@@ -143,7 +146,7 @@ def _find_divergence(context: RolloutContext, session: Session | None) -> Error 
         return None
     if prefix.diverged is not None:
         return prefix.diverged
-    return None if prefix.reached or model_outage.find_outage(session, context.plan.model) else prefix.unreached()
+    return None if prefix.reached or model_outage.find_outage(session, context.plan.model) else prefix.unreached_error()
 
 
 def _task_servers(context: RolloutContext) -> tuple[McpServer, ...]:

@@ -24,7 +24,7 @@ from rollyard.runs.rollout.stages import Stages
 
 LINGER_S = 3.0
 TICK_S = 0.5
-_FRESH = 0.05  # of the idle limit: so long after a sign of life nobody asks whether the agent is parked
+_FRESH = 0.05  # of the idle limit: so long after a sign of life the agent is not suspected of being parked
 _REST = 20  # times as long as its sandbox took to answer, an agent is left alone: thousands may be asked on one machine
 
 

@@ -33,8 +33,8 @@ _SKIP_DIRS = frozenset({".git", "node_modules", "__pycache__", ".venv", "venv"})
 
 
 class DirectoryCopy(msgspec.Struct, frozen=True, kw_only=True):
-    """A directory as it was. `files` maps paths below it to contents, without what nobody reads in a patch (`.git`, caches);
-    `tar` is all of it, None when nobody asked for it, it was too large or could not be read; `why` says which of the last two.
+    """A directory as it was. `files` maps paths below it to contents, without what a patch never shows (`.git`, caches);
+    `tar` is all of it, None when it was not asked for, was too large or could not be read; `why` says which of the last two.
     `left_out` is how much of it lies deeper than a path can name."""
 
     files: Mapping[str, bytes] = {}
@@ -44,7 +44,7 @@ class DirectoryCopy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def copy_out(sandbox: Sandbox, path: str, *, pack: bool = True) -> DirectoryCopy:
-    """Without `pack` there is no tar, which nobody needs of a directory that is only compared with."""
+    """`pack=False` leaves the tar out: a directory that is only compared with needs none."""
     async with async_scratch("copy") as folder:
         try:
             left_out = await sandbox.download_dir(path, str(folder), max_bytes=MAX_WORKDIR)
@@ -65,7 +65,7 @@ def _read(root: Path) -> DirectoryCopy:
 
 
 def _pack(root: Path) -> DirectoryCopy:
-    """By directory descriptors: the tree is an agent's, of any depth and size."""
+    """Read the tree by directory descriptors: an agent made it, of any depth and size."""
     files: dict[str, bytes] = {}
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
@@ -107,10 +107,10 @@ def _content(name: str, at: int) -> bytes:
 def unpack(tar: bytes, target: Path) -> None:
     """A kept copy back into a directory of the host; links that lead outside it are left out."""
     with tarfile.open(fileobj=io.BytesIO(tar), mode="r:gz") as archive:
-        archive.extractall(target, filter=_inside)  # noqa: S202 - the filter refuses what leads outside
+        archive.extractall(target, filter=_keep_inside)  # noqa: S202 - the filter refuses what leads outside
 
 
-def _inside(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
+def _keep_inside(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo | None:
     try:
         return tarfile.data_filter(member, path)
     except tarfile.FilterError:

@@ -25,7 +25,7 @@ from rollyard.runs.rollout.provision import Provision, ProvisionedImage
 from rollyard.runs.rollout.record import Record
 from rollyard.runs.rollout.services import RunningService
 from rollyard.runs.rollout.stages import StageFailed, Stages
-from rollyard.tasks.planted_files import Before
+from rollyard.tasks.planted_files import StateBefore
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class Prepared(NamedTuple):
     facts: SandboxFacts
     prefix: str
     before: DirectoryCopy
-    startup: Before | None
+    startup: StateBefore | None
     ready_at: float
     running: Mapping[Process, str] = {}  # before the task's setup, where that is asked for
 
@@ -120,16 +120,16 @@ async def run_hooks(context: RolloutContext, when: Moment, sandbox: Sandbox) -> 
 
 async def hold(context: RolloutContext, point: PausePoint, sandbox: Sandbox) -> None:
     """Waits for a caller who takes the rollout stage by stage."""
-    pace = context.plan.pace
-    if pace is None:
+    pauses = context.plan.pauses
+    if pauses is None:
         return
     async with context.stages.pause():
         try:
-            with anyio.fail_after(pace.hold_s):
-                await pace.at(point, sandbox, context.record.rollout)
+            with anyio.fail_after(pauses.hold_s):
+                await pauses.at(point, sandbox, context.record.rollout)
         except TimeoutError as error:
             late = EnvError(
-                f"its caller held the rollout for more than {pace.hold_s:g} s ({point})", hint="raise hold_s"
+                f"its caller held the rollout for more than {pauses.hold_s:g} s ({point})", hint="raise hold_s"
             )
             raise StageFailed(context.stages.current, "env", late) from error
 

@@ -18,7 +18,7 @@ from rollyard.runs.rollout.prepare import put_files
 from rollyard.runs.rollout.provision import Provision
 from rollyard.tasks import grade
 from rollyard.tasks.host_variables import resolve_env
-from rollyard.tasks.planted_files import Before, look
+from rollyard.tasks.planted_files import StateBefore, look
 from rollyard.tasks.trust import readable_variables
 from rollyard.tasks.verifiers import verifier_for
 from rollyard.tasks.verifiers.sandboxed_python import sandboxed_python
@@ -35,7 +35,7 @@ class Evidence(NamedTuple):
     workdir: str
     collected: tuple[CommandRecord, ...] = ()
     step: Step | None = None
-    before: Before | None = None
+    before: StateBefore | None = None
     record: Callable[[CommandRecord], None] | None = None  # told each command of the verifier's when it has ended
     keep: Callable[[Sandbox], Awaitable[None]] | None = None  # shown the verifier's sandbox when it has judged
 
@@ -50,7 +50,7 @@ class Judge:
         self._verifier = as_judge(verifier)  # a plain function too
 
     def spec(self, task: Task, step: Step | None) -> VerifierSpec | None:
-        """How this task (or step) is judged; None when nobody does."""
+        """How this task (or step) is judged; None when no verifier does."""
         own = step.verifier if step is not None else task.verifier
         if self._verifier is None:
             return own
@@ -64,7 +64,7 @@ class Judge:
         found = (self.spec(task, step) for step in task.steps or (None,))
         return tuple(spec for spec in found if spec is not None)
 
-    async def look(self, task: Task, sandbox: Sandbox, workdir: str) -> Before | None:
+    async def look(self, task: Task, sandbox: Sandbox, workdir: str) -> StateBefore | None:
         """How things are before the agent starts. What Python loads unasked matters to a verdict in the agent's own file
         system only."""
         specs = self.specs(task)

@@ -14,7 +14,7 @@ _LOG = Log("rollyard.runs.rollout.kept_snapshots")
 
 
 async def remove_snapshots(rollouts: Iterable[Rollout], backend: Backend) -> list[str]:
-    """Those that this backend still has; their names."""
+    """Remove the snapshots that this backend still has; gives their names."""
     provision, gone = Provision.of(backend), list[str]()
     for rollout in rollouts:
         for kept in rollout.snapshots.values():

@@ -61,12 +61,12 @@ from rollyard.runs.rollout.services import (
 from rollyard.runs.rollout.sleep import let_sleep
 from rollyard.runs.rollout.snapshots import watch_calls
 from rollyard.runs.rollout.spans import trace_rollout
-from rollyard.runs.rollout.stages import StageFailed, Stages, nowhere
+from rollyard.runs.rollout.stages import StageFailed, Stages, drop_event
 from rollyard.runs.rollout.user_turns import converse, open_user
 from rollyard.tasks import steps
 from rollyard.tasks.grade import is_directory
 from rollyard.tasks.network import asks_public, is_public
-from rollyard.tasks.planted_files import Before
+from rollyard.tasks.planted_files import StateBefore
 
 CLEANUP_S = 30.0
 
@@ -80,7 +80,7 @@ async def rollout(
     gate: Gate,
     provision: Provision,
     ending: AbstractAsyncContextManager[object] = AT_ONCE,
-    sink: EventSink = nowhere,
+    sink: EventSink = drop_event,
 ) -> Rollout:
     """Run one attempt at one task. Bad options raise `ConfigError` before anything opens; all else is in the result. `ending` is
     entered, once that is possible, to stop what the agent left running, to collect what it left and to judge it."""
@@ -109,18 +109,18 @@ async def rollout(
         except StageFailed as failed:
             record.fail(failed)
             await _judge_what_is_left(context, failed)
-        except BaseException:  # cancelled: nobody is given the rollout, and what it kept goes with it
+        except BaseException:  # cancelled: no caller gets the rollout, so the snapshots it kept are removed
             with anyio.move_on_after(CLEANUP_S, shield=True):
                 await remove_snapshots((record.rollout,), backend)
             raise
-        if opened is not None and plan.pace is not None:
+        if opened is not None and plan.pauses is not None:
             await _hold_open(context, opened)
     trace_rollout(record.rollout)
     return record.rollout
 
 
 async def _hold_open(context: RolloutContext, opened: OpenedSandbox) -> None:
-    """Before the caller looks around the agent is dead and its key worth nothing, also where nobody came to judge it."""
+    """The sandbox is held for the caller. The agent is dead and its key revoked by then, even where no verifier ran."""
     with anyio.move_on_after(CLEANUP_S), suppress(Error):
         if opened.session is not None:
             await opened.session.close()
@@ -369,7 +369,7 @@ async def _prepare(context: RolloutContext, opened: OpenedSandbox, prefix: str) 
 
 async def _begin_task(
     context: RolloutContext, sandbox: Sandbox, facts: prepare.SandboxFacts, deadline: Deadline
-) -> tuple[collect.DirectoryCopy, Before | None]:
+) -> tuple[collect.DirectoryCopy, StateBefore | None]:
     task = context.task
     await sandbox.mkdir(prepare.HOME, user=task.user)
     await prepare.put_files(sandbox, task.files, facts.workdir, task.user)

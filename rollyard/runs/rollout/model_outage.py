@@ -22,7 +22,7 @@ from rollyard.core.errors import (
 )
 from rollyard.gate import Session
 from rollyard.gate.refusals import AGENTS_OWN, StopReason
-from rollyard.gate.session import GAVE_UP, PATIENCE_S, RefusedCall
+from rollyard.gate.session import EXCUSED_WAIT_S, GAVE_UP, RefusedCall
 from rollyard.runs.rollout.agent_monitor import Ending
 
 
@@ -33,15 +33,15 @@ def is_agents_own(refused: RefusedCall, model: str) -> bool:
     return refused.status in REFUSED_FOR_GOOD and refused.status != 401 and refused.model not in ("", model)
 
 
-def find_outage(session: Session | None, model: str, *, patience_s: float = PATIENCE_S) -> Error | None:
-    """The model's failure by which an agent had no chance, or None. A call that still waits counts after `patience_s`, and
+def find_outage(session: Session | None, model: str, *, excused_wait_s: float = EXCUSED_WAIT_S) -> Error | None:
+    """The model's failure by which an agent had no chance, or None. A call that still waits counts after `excused_wait_s`, and
     at once while none was answered."""
     if session is None:
         return None
     if session.broken is not None:
         return StoreError(f"the gate could not record the agent's calls: {session.broken}")
     waited, refused = session.unanswered_s, session.refused
-    if waited >= patience_s or (waited and not session.answered):
+    if waited >= excused_wait_s or (waited and not session.answered):
         return PolicyError(f"the model's answers failed: no answer to a call for {waited:.0f} s")
     if refused is None or (session.answered and is_agents_own(refused, model)):
         return None
@@ -58,7 +58,7 @@ def find_stop_reason(session: Session | None) -> StopReason | None:
     return session.refused.reason
 
 
-def weigh(ending: Ending, session: Session | None, *, agent: str, model: str, idle_s: float) -> str | None:
+def judge_ending(ending: Ending, session: Session | None, *, agent: str, model: str, idle_s: float) -> str | None:
     """Raises what it ended with. Gives the bound that ended it (of its budget, its context or a filter), where one did, and
     None where all went well."""
     if (outage := find_outage(session, model)) is not None:

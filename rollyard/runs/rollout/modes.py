@@ -35,7 +35,7 @@ _OF_CALLS = ("disable_thinking", "max_tokens_cap", "top_logprobs", "seed")
 _AGENTS_OWN = {"disable_thinking": "disable_thinking", "max_tokens_cap": "max_tokens"}
 
 
-class Answering(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Who answers the calls of a rollout, in which mode, with which session settings."""
 
     mode: Mode
@@ -47,7 +47,7 @@ class Answering(msgspec.Struct, frozen=True, kw_only=True):
 
 def choose(
     options: RolloutOptions, *, policy: Policy | None = None, key: str | None = None, agent: Agent | None = None
-) -> Answering:
+) -> PolicyChoice:
     """`policy` or the server at `base_url`; without a mode the policy says which it is. An agent that calls no model
     (`oracle`, `nop`) needs neither. An option that the mode cannot honour is left to the agent when it has that switch."""
     mode = check_mode(options.mode) if options.mode is not None else _mode_of(policy)
@@ -61,7 +61,7 @@ def choose(
         raise Unsupported("mode 'black_box' reads no policy versions: max_staleness cannot hold", hint="choose another")
     answers = policy if policy is not None else _open(mode, options, key, agent)
     settings, switches = _divide(options, mode, answers, agent)
-    return Answering(mode=mode, policy=answers, settings=settings, switches=switches, owned=policy is None)
+    return PolicyChoice(mode=mode, policy=answers, settings=settings, switches=switches, owned=policy is None)
 
 
 def _divide(

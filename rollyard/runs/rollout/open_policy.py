@@ -63,5 +63,5 @@ async def _rollout(store: Store, text: str) -> Rollout:
 
 
 def silent_policy() -> Policy:
-    """For agents that call no model; it has no answer."""
+    """The policy of agents that call no model; it has no answer."""
     return policies.scripted({"steps": []})

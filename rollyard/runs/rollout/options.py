@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypedDict, cast, get_args, get_origi
 import msgspec
 
 from rollyard.core.call import Dialect
-from rollyard.core.egress import parse_build_wish, parse_wish
+from rollyard.core.egress import parse_build_network, parse_network_option
 from rollyard.core.errors import ConfigError
 from rollyard.core.limits import Limits
 from rollyard.core.numbers import check_least
@@ -144,9 +144,9 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         check_sequences(self)
         if self.image == "":
             raise ConfigError("image names nothing", hint="leave it out for the task's own, or say host")
-        parse_wish(self.network)
+        parse_network_option(self.network)
         if self.build_network is not None:
-            parse_build_wish(self.build_network)
+            parse_build_network(self.build_network)
         for registry in self.pull:
             parse_registry(registry)
         check_least(1, max_tokens_cap=self.max_tokens_cap, max_calls=self.max_calls, snapshot_every=self.snapshot_every)
@@ -160,7 +160,7 @@ class RolloutOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class RolloutFields(TypedDict, total=False):
-    """The same options as keywords. None stands for the default."""
+    """`RolloutOptions` as keywords. None stands for the default."""
 
     mode: str | None
     model: str | None

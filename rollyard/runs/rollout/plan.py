@@ -14,7 +14,7 @@ import msgspec
 from rollyard import agents
 from rollyard.core.agent import Agent
 from rollyard.core.branch_point import BranchPoint
-from rollyard.core.egress import parse_build_wish, parse_wish
+from rollyard.core.egress import parse_build_network, parse_network_option
 from rollyard.core.errors import ConfigError, Error, Unsupported
 from rollyard.core.lease import Lease
 from rollyard.core.limits import Limits
@@ -35,7 +35,7 @@ from rollyard.tasks import requirements, trust
 from rollyard.tasks.network import give_network
 from rollyard.tools import Toolset
 
-AGENTS_MODEL = "policy"  # what agents call the model where nobody named one
+AGENTS_MODEL = "policy"  # what agents call the model where no option names one
 Hook = Callable[[Sandbox, Rollout], Awaitable[None] | None]
 
 
@@ -65,7 +65,7 @@ class Hooks(msgspec.Struct, frozen=True):
 PausePoint = Literal["prepared", "started", "ended", "over"]
 
 
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
+class StagePauses(msgspec.Struct, frozen=True, kw_only=True):
     """A caller that takes a rollout stage by stage. `at(point, sandbox, rollout)` is awaited when the agent may start, when it
     was started, when it is dead and about to be judged, and before the sandbox is closed; the rollout goes on when it returns.
     What is spent there counts against no limit of the rollout: each may take `hold_s`, and the sandbox lives as much longer.
@@ -115,7 +115,7 @@ class RolloutPlan(msgspec.Struct, frozen=True, kw_only=True):
     episode_id: str | None = None
     verifier: Verifier | None = None  # a callable that takes the place of the task's own
     hooks: Hooks = Hooks()
-    pace: Pace | None = None
+    pauses: StagePauses | None = None
     provider: EnvProvider | None = None  # of remote environments, in place of the one that variables name
     leases: Leases | None = None  # who lends browsers, likewise
     branch: BranchPoint | None = None  # where it branches off another rollout
@@ -152,8 +152,8 @@ def with_options(plan: RolloutPlan, task: Task, can: Capabilities) -> Task:
     if plan.options.image is not None:
         task = msgspec.structs.replace(task, image=plan.options.image, build=None)
     task = trust.apply_trust(task, trust_tasks=plan.options.trust_tasks, env=plan.options.env)
-    wish = parse_wish(plan.options.network)
-    building = wish if plan.options.build_network is None else parse_build_wish(plan.options.build_network)
+    wish = parse_network_option(plan.options.network)
+    building = wish if plan.options.build_network is None else parse_build_network(plan.options.build_network)
     return give_network(task, wish, can, building=building, pull=plan.options.pull)
 
 
@@ -260,7 +260,7 @@ def _check_sleep(plan: RolloutPlan, backend: Backend) -> None:
 
 
 def _check_remote(plan: RolloutPlan, task: Task) -> None:
-    """A key that is missing or a browser server that nobody named is told now, and not by the first rollout."""
+    """A missing key or browser server is an error now, and not in the first rollout."""
     if task.remote is None:
         return
     if plan.direct is not None:

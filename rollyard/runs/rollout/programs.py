@@ -55,7 +55,7 @@ async def wait_until_idle(sandbox: Sandbox, idle_s: float) -> bool:
 
 
 async def list_programs(sandbox: Sandbox) -> dict[Process, str]:
-    """What runs in a sandbox by name, without those that are there to look."""
+    """The programs that run in a sandbox, by name, without the ones that list them."""
     return {one.process: one.name for one in await _look(sandbox)}
 
 

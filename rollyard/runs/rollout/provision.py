@@ -149,7 +149,7 @@ class Provision:
             raise _tools_missing(error) from error
 
     async def verifier_images(self, specs: Sequence[VerifierSpec], backend: Backend, deadline: Deadline) -> None:
-        """The same for the verifier's own images."""
+        """Find or build the images of verifiers that have one of their own."""
         try:
             for spec in specs:
                 if spec.site is not None:

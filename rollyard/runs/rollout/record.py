@@ -29,7 +29,7 @@ class Record:
 
     def __init__(self, task: Task, plan: RolloutPlan, backend: str, stages: Stages) -> None:
         self._stages, self._clock = stages, time.monotonic()
-        self.log = AgentLog(copy=plan.pace.log if plan.pace is not None else None)
+        self.log = AgentLog(copy=plan.pauses.log if plan.pauses is not None else None)
         self._reached = Rollout(
             id=plan.rollout_id,
             task=task,

@@ -1,8 +1,8 @@
 """The agent's way to its model, where it is not the gate's own listener: proved from inside the sandbox before the agent starts.
 
-`gate_url` must lead to this rollout's session. `direct` must lead to a model that answers one token; since nobody sees the
-agent's calls there, the same is asked again from the host when the agent has ended. That second question is not asked inside: an
-agent could answer it there.
+`gate_url` must lead to this rollout's session. `direct` must lead to a model that answers one token; since the gate does not see
+the agent's calls there, the same is asked again from the host when the agent has ended. That second question is not asked
+inside: an agent could answer it there.
 """
 
 from __future__ import annotations

@@ -29,9 +29,9 @@ from rollyard.runs.rollout.modes import choose, find_direct
 from rollyard.runs.rollout.open_backend import open_named
 from rollyard.runs.rollout.open_policy import learn_model, open_policy
 from rollyard.runs.rollout.options import OPTIONS, RolloutFields, RolloutOptions, merge_options
-from rollyard.runs.rollout.plan import Hooks, Pace, RolloutPlan, SessionOptions
+from rollyard.runs.rollout.plan import Hooks, RolloutPlan, SessionOptions, StagePauses
 from rollyard.runs.rollout.provision import Provision
-from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.rollout.stages import drop_event
 from rollyard.store import Store
 from rollyard.tasks.rows import as_task
 from rollyard.tasks.verifiers.python import Checks
@@ -52,7 +52,7 @@ class RolloutArguments(RolloutFields, total=False):
     verifier: Checks | None
     tools: Sequence[Tool] | Toolset
     hooks: Hooks | None
-    pace: Pace | None
+    pauses: StagePauses | None
     provider: EnvProvider | None
     leases: Leases | None
     gate: Gate | None
@@ -77,7 +77,7 @@ async def run_rollout(
     commands, or one, the reward being the share of `verify` commands that succeed; `verifier` is a function of the sandbox
     and the rollout instead, which gives a `Verdict` or a number. `tools` run on this side and are offered to the agent over
     MCP; a `Toolset` may be given more until the agent starts. `provider` makes the environments of remote tasks, `leases`
-    lend browsers to them; variables name both otherwise. `pace` takes the rollout stage by stage. Options a mode,
+    lend browsers to them; variables name both otherwise. `pauses` takes the rollout stage by stage. Options a mode,
     agent or backend cannot honour are refused by name before anything opens."""
     asked = _check_names(arguments)
     options = merge_options(asked, options)
@@ -110,7 +110,7 @@ async def run_rollout(
             episode_id=arguments.get("episode_id"),
             verifier=as_judge(arguments.get("verifier")),
             hooks=arguments.get("hooks") or Hooks(),
-            pace=arguments.get("pace"),
+            pauses=arguments.get("pauses"),
             provider=arguments.get("provider"),
             leases=arguments.get("leases"),
             direct=direct,
@@ -136,7 +136,7 @@ async def run_rollout(
             backend=backend,
             gate=gate,
             provision=arguments.get("provision") or Provision.of(backend),
-            sink=arguments.get("sink", nowhere),
+            sink=arguments.get("sink", drop_event),
         )
         if store is not None:
             await store.commit_rollout(done)

@@ -35,7 +35,7 @@ def task_spec(
 
 
 def rollout_spec(plan: RolloutPlan, task: Task, built: Built, layers: tuple[str, ...]) -> SandboxSpec:
-    """The same place for one rollout: its labels and its isolation."""
+    """The sandbox of one rollout, with its labels and its isolation."""
     labels = {"rollyard.task": task.id, "rollyard.rollout": plan.rollout_id, "rollyard.attempt": str(plan.attempt)}
     for name, value in (("run", plan.run_id), ("claim", plan.attempt_id), ("episode", plan.episode_id)):
         if value is not None:
@@ -43,7 +43,7 @@ def rollout_spec(plan: RolloutPlan, task: Task, built: Built, layers: tuple[str,
     spec = task_spec(task, built, layers, labels={**plan.options.labels, **labels}, limits=plan.limits_for(task))
     return msgspec.structs.replace(
         spec,
-        ttl_s=spec.ttl_s + (plan.pace.ttl_s if plan.pace is not None else 0.0),
+        ttl_s=spec.ttl_s + (plan.pauses.ttl_s if plan.pauses is not None else 0.0),
         mounts=plan.options.mounts,
         min_isolation=plan.options.min_isolation,
         allow_unsafe=plan.options.allow_unsafe,

@@ -1,7 +1,7 @@
 """The services of a task: sandboxes of their own beside the agent's, on its network, up before the agent starts.
 
-They share the loopback of the agent's sandbox, so each is reached by its name at its own port and by nobody outside. Nothing of
-the agent's runs in them, so its end is not theirs: each lives on while the tests run, or ends before them, as the task says.
+They share the loopback of the agent's sandbox, so each is reached by its name at its own port, and not from outside. The agent
+runs nothing in them, so they outlive it: each lives on while the tests run, or ends before them, as the task says.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ async def start_command(starter: ServiceStarter, main: TaskService, built: Built
         await starter.main.mkdir(starter.place.workdir, user=starter.place.user)
     job = await starter.main.start(await _find_command(starter, main, built))
     if code := await job.poll():
-        raise await _failed(RunningService(main, starter.main, job), f"ended with {code} before the agent started")
+        raise await _failure_of(RunningService(main, starter.main, job), f"ended with {code} before the agent started")
     await starter.stages.tell("service.started", service=main.name, sandbox_id=starter.main.id, verify="stop")
 
 
@@ -158,11 +158,11 @@ async def _await(one: RunningService, condition: Condition, deadline: Deadline) 
     if condition == "service_completed_successfully":
         done = await one.job.wait(max(1.0, deadline.left))
         if done.exit_code != 0:
-            raise await _failed(one, f"ended with {done.exit_code}, and others wait for it to succeed")
+            raise await _failure_of(one, f"ended with {done.exit_code}, and others wait for it to succeed")
     elif condition == "service_healthy":
         await _await_health(one, deadline)
     elif (code := await one.job.poll()) is not None:
-        raise await _failed(one, f"ended with {code} before the agent started")
+        raise await _failure_of(one, f"ended with {code} before the agent started")
 
 
 async def _await_health(one: RunningService, deadline: Deadline) -> None:
@@ -176,13 +176,13 @@ async def _await_health(one: RunningService, deadline: Deadline) -> None:
         if done.ok:
             return
         if (code := await one.job.poll()) is not None:
-            raise await _failed(one, f"ended with {code} before it was healthy")
+            raise await _failure_of(one, f"ended with {code} before it was healthy")
         if anyio.current_time() >= until:
-            raise await _failed(one, f"is not healthy: {check.command!r} says {done.text[-200:].strip()!r}")
+            raise await _failure_of(one, f"is not healthy: {check.command!r} says {done.text[-200:].strip()!r}")
         await anyio.sleep(min(_LOOK_S, check.interval_s))
 
 
-async def _failed(one: RunningService, what: str) -> CommandFailed:
+async def _failure_of(one: RunningService, what: str) -> CommandFailed:
     out, err = await one.job.tail(_LOG), await one.job.tail(_LOG, stderr=True)
     said = (err or out).decode("utf-8", "replace").strip()[-400:]
     return CommandFailed(

@@ -54,12 +54,12 @@ class SleepingPolicy:
 
     @property
     def count_tokens(self) -> Any:
-        """Of a policy that counts."""
+        """The policy's own, where it counts tokens."""
         return getattr(self._policy, "count_tokens", None)
 
     @property
     def version(self) -> int | None:
-        """Of a policy that says which one it is."""
+        """The policy's own, where it says which version it is."""
         return getattr(self._policy, "version", None)
 
     async def closed(self, rollout_id: str) -> None:
@@ -73,7 +73,7 @@ class SleepingPolicy:
         self._sleeping = asyncio.get_running_loop().create_task(self._sleep())
 
     async def _sleep(self) -> None:
-        """Until it is cancelled, or was frozen for as long as it may be."""
+        """Sleep until cancelled, or until the agent was frozen for as long as it may be."""
         await asyncio.sleep(self._after_s)
         try:
             await self._sandbox.put_to_sleep(freeze=self._freeze_s > 0)

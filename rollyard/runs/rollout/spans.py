@@ -29,7 +29,7 @@ def trace_rollout(rollout: Rollout) -> None:
     if tracer is None:
         return
     trace = sys.modules["opentelemetry.trace"]
-    attributes = _known(_rollout_attributes(rollout))
+    attributes = _drop_unknown(_rollout_attributes(rollout))
     agent = tracer.start_span(
         f"invoke_agent {rollout.agent}", start_time=_ns(rollout.started_at), attributes=attributes
     )
@@ -88,7 +88,7 @@ def _trace_call(trace: Any, tracer: Any, below: Any, record: CallRecord, rollout
         context=below,
         kind=trace.SpanKind.CLIENT,
         start_time=_ns(began),
-        attributes=_known(attributes),
+        attributes=_drop_unknown(attributes),
     )
     if record.error is not None:
         span.set_attribute("error.type", str(record.status or "_OTHER"))
@@ -118,7 +118,7 @@ def _trace_tools(tracer: Any, below: Any, trajectory: Trajectory, ended: float) 
             span.end(end_time=_ns(max(began, back.get(call.id, ended))))
 
 
-def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_unknown(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 

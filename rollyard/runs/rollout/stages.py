@@ -28,7 +28,7 @@ STAGES: dict[str, tuple[Boundary, str]] = {
 }
 
 
-async def nowhere(event: Event) -> None:
+async def drop_event(event: Event) -> None:
     """The sink for callers that keep no events."""
 
 
@@ -78,7 +78,7 @@ class Stages:
 
     @asynccontextmanager
     async def pause(self) -> AsyncGenerator[None]:
-        """What its body takes is no time of the rollout's."""
+        """The time that its body takes does not count as the rollout's."""
         began = self._clock()
         try:
             yield
@@ -100,7 +100,7 @@ class Stages:
             with anyio.fail_after(deadline.left):
                 yield deadline
         except TimeoutError as error:  # its own, or one of something inside that had less time
-            late = _late(name, deadline, self.limits) if not deadline.left else error
+            late = _timeout_error(name, deadline, self.limits) if not deadline.left else error
             problem = str(late) or "something inside it took too long"
             raise StageFailed(name, boundary, late) from error
         except StageFailed as error:
@@ -116,7 +116,7 @@ class Stages:
                 await self.tell("stage.finished", stage=name, duration_s=round(took, 6), error=problem)
 
 
-def _late(stage: str, deadline: Deadline, limits: Limits) -> Error:
+def _timeout_error(stage: str, deadline: Deadline, limits: Limits) -> Error:
     text = f"{stage} ran past {deadline.name} ({deadline.limit_s:g} s{_name_reserve(deadline, limits)})"
     hint = f"raise {deadline.name}"
     if stage == "wait":

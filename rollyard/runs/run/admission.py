@@ -56,12 +56,12 @@ class MemoryAdmission:
 
     @property
     def expected(self) -> int:
-        """What one more agent will hold."""
+        """The memory that one more agent is expected to hold."""
         sizes = sorted((*self._sizes, *self._largest.values()))
         return sizes[(9 * len(sizes) - 1) // 10] if sizes else ASSUMED
 
     async def wait(self, in_flight: Callable[[], int]) -> None:
-        """Until one more may start. There is no signal for free memory."""
+        """Wait until one more agent may start. The kernel sends no signal when memory becomes free, so this polls."""
         while not await self.has_room(in_flight()):  # noqa: ASYNC110 - so it is asked
             await anyio.sleep(self._again_s)
 

@@ -75,7 +75,7 @@ async def execute(request: RunRequest, shown: Display) -> CommandOutcome:
             raise ConfigError("--instruction runs one rollout, in this process", hint=hint)
         if request.tasks is not None or request.resume is not None:
             raise ConfigError("--instruction runs one rollout; it takes no tasks and no --resume")
-        return await _one(request, shown)
+        return await _run_one(request, shown)
     if request.setup or request.verify or request.files:
         raise ConfigError("--setup, --verify and --file go with --instruction", hint="tasks bring their own")
     return await _many(request, shown)
@@ -91,7 +91,7 @@ def _executor(request: RunRequest) -> Executor:
     return executor(request.executor, **{name: value for name, value in given.items() if value is not None})
 
 
-async def _one(request: RunRequest, shown: Display) -> CommandOutcome:
+async def _run_one(request: RunRequest, shown: Display) -> CommandOutcome:
     named = policies_by_name(request.policies)
     if len(named) > 1 or len(request.agents) != 1:
         raise ConfigError("--instruction takes one agent and one policy")
@@ -150,10 +150,10 @@ def outcome_of(report: Report, store: str, *, as_json: bool) -> CommandOutcome:
         return CommandOutcome(
             msgspec.json.format(msgspec.json.encode(report), indent=2).decode() + "\n", failed, stopped
         )
-    return CommandOutcome(closing_words(report, store), failed, stopped)
+    return CommandOutcome(describe_end(report, store), failed, stopped)
 
 
-def closing_words(report: Report, store: str) -> str:
+def describe_end(report: Report, store: str) -> str:
     """What a finished run leaves on the terminal: its report, and the command that looks closer."""
     where = store_option(store)
     commands = [f"rollyard show {report.run_id}{where}"]
@@ -177,7 +177,7 @@ def read_parallel(text: str) -> int | Literal["auto"]:
 
 
 def resume_command(request: RunRequest) -> str:
-    """With a place for the run's id."""
+    """The command that resumes the run, with a place for its id."""
     words = ["rollyard run --resume {run}"]
     if request.executor != "local":
         words.append(f"--executor {request.executor}")

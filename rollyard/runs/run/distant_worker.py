@@ -20,7 +20,7 @@ from rollyard.runs.rollout.provision import Provision
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.descriptors import raise_descriptor_limit
 from rollyard.runs.run.policies import open_policies
-from rollyard.runs.run.shipping import NodeImages, Parcels, unpack_work
+from rollyard.runs.run.shipping import NodeImages, Shipment, unpack_work
 from rollyard.runs.run.worker import Worker, WorkerResources
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.store import Store
@@ -35,7 +35,7 @@ class NodeAssignment(msgspec.Struct, frozen=True, kw_only=True):
     store: str
     slots: float  # rollouts at a time
     sharers: int = 1  # workers of the run on the same machine
-    parcels: Parcels = Parcels()
+    shipment: Shipment = Shipment()
     alone: bool = False  # all workers are on this machine: what cannot be done here cannot be done
     gpus: int | None = None  # that this machine is said to have, where what needs some goes to the machines that do
     secrets: Mapping[str, str] = {}
@@ -69,13 +69,13 @@ async def work_to_the_end(posting: NodeAssignment) -> WorkerEnd:
 
 
 async def work_here(posting: NodeAssignment) -> None:
-    """Until the run owes nothing."""
+    """Work until the run owes nothing."""
     raise_descriptor_limit()
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(Store.open(posting.store, wait_s=STORE_S))
         backend = await stack.enter_async_context(open_named(posting.work.config.sandbox, posting.work.config))
         provision = Provision.of(backend)
-        work = await unpack_work(posting.work, posting.parcels, store, provision.images)
+        work = await unpack_work(posting.work, posting.shipment, store, provision.images)
         answering = await open_policies(stack, work.config, store)
         gate = await stack.enter_async_context(Gate(next(iter(answering.values())), log=store))
         named = answering if work.policies != ("",) else {}
@@ -86,7 +86,7 @@ async def work_here(posting: NodeAssignment) -> None:
             named,
             provision,
             sharers=posting.sharers,
-            images=NodeImages(posting.parcels, store, provision.images) if store.shared else None,
+            images=NodeImages(posting.shipment, store, provision.images) if store.shared else None,
             gpus=_check_gpus(posting, backend.gpus) if isinstance(backend, LocalBackend) else None,
         )
         worker = Worker(work, means)

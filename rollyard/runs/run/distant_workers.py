@@ -21,7 +21,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.distant_worker import WorkerEnd
 from rollyard.runs.run.executor import RunResources
-from rollyard.runs.run.store_retry import insist
+from rollyard.runs.run.store_retry import repeat_until_done
 from rollyard.store.values import StoredEvent
 
 _POLL_S = 0.25  # between looks at the store
@@ -57,13 +57,13 @@ class DistantWorkers(ABC):
 
     async def listen(self) -> None:
         """What happens from now on is news; what an earlier driver has shown is not."""
-        self._after = await insist(self._given.store.latest_event)
+        self._after = await repeat_until_done(self._given.store.latest_event)
 
     async def __aiter__(self) -> AsyncIterator[Rollout]:
         store, sink = self._given.store, self._given.sink
         last = False
         while not self._cancelled:
-            found = await insist(lambda: store.events(run_id=self._run_id, after=self._after))
+            found = await repeat_until_done(lambda: store.events(run_id=self._run_id, after=self._after))
             for start in range(0, len(found), _AT_ONCE):
                 some = found[start : start + _AT_ONCE]
                 done = await self._read_committed(some)
@@ -77,7 +77,7 @@ class DistantWorkers(ABC):
                 continue
             if self.broken is not None:
                 raise self.broken
-            if last and not await insist(lambda: store.has_more_events(self._run_id, after=self._after)):
+            if last and not await repeat_until_done(lambda: store.has_more_events(self._run_id, after=self._after)):
                 return
             last = last or await self._over()
             if not last:
@@ -89,7 +89,7 @@ class DistantWorkers(ABC):
         done: dict[int, Rollout] = {}
 
         async def read(seq: int, rollout_id: str) -> None:
-            done[seq] = await insist(lambda: self._given.store.get_rollout(rollout_id))
+            done[seq] = await repeat_until_done(lambda: self._given.store.get_rollout(rollout_id))
 
         async with anyio.create_task_group() as group:
             for stored in found:
@@ -104,7 +104,7 @@ class DistantWorkers(ABC):
     async def _over(self) -> bool:
         if self._work.stays:
             return False
-        counts = await insist(lambda: self._given.store.progress(self._run_id))
+        counts = await repeat_until_done(lambda: self._given.store.progress(self._run_id))
         return (not counts.get("owed", 0) and not counts.get("leased", 0)) or self.ended
 
     def note_start(self, name: str) -> None:
@@ -135,10 +135,10 @@ class DistantWorkers(ABC):
         self._end_if_hopeless(Error(f"{message}; the last one: {reason}", hint=hint))
 
     def _end_if_hopeless(self, error: Error) -> None:
-        if all(self._fails(place) for place in self._places):
+        if all(self._has_failed(place) for place in self._places):
             self.broken = error
 
-    def _fails(self, name: str) -> bool:
+    def _has_failed(self, name: str) -> bool:
         began = self._since.get(name)
         lives_on = began is not None and time.monotonic() - began >= _SHORT_S
         return name in self._gave_up or (self._short.get(name, 0) >= _TRIES and not lives_on)

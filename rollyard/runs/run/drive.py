@@ -21,7 +21,7 @@ from rollyard.policy.reference import PolicyText
 from rollyard.runs.display.progress import Display
 from rollyard.runs.report.price_list import list_prices
 from rollyard.runs.report.report import Report, report
-from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.rollout.stages import drop_event
 from rollyard.runs.run.config import RunConfig, convert
 from rollyard.runs.run.descriptors import raise_descriptor_limit
 from rollyard.runs.run.executor import Executor, Local
@@ -83,7 +83,7 @@ async def carry_out(
             store=store,
             config=config,
             resume=resume,
-            sink=display.event if display is not None else nowhere,
+            sink=display.event if display is not None else drop_event,
             sandbox=sandbox,
             verifier=verifier,
             executor=where,

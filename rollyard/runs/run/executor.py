@@ -20,7 +20,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.gate import Gate
 from rollyard.runs.rollout.open_backend import open_named
 from rollyard.runs.rollout.provision import Provision
-from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.rollout.stages import drop_event
 from rollyard.runs.run.assignment import Assignment
 from rollyard.runs.run.policy_health import check_servers
 from rollyard.runs.run.worker import Worker, WorkerResources
@@ -39,7 +39,7 @@ class RunResources(NamedTuple):
     gate: Gate | None = None
     policies: Mapping[str, Policy] = {}
     provision: Provision | None = None
-    sink: EventSink = nowhere
+    sink: EventSink = drop_event
 
 
 class Workers(Protocol):

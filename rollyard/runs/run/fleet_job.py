@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 _OVER = frozenset({"completed", "failed", "cancelled", "canceled", "error", "errored", "timeout", "timed_out"})
 _REQUEST_S = 120.0
-_PATIENCE = 5  # polls in a row that may fail before the job is given up
+_MAX_FAILED_POLLS = 5  # polls in a row that may fail before the job is given up
 
 
 class FleetJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ async def _await_end(client: Any, job_id: str, job: FleetJob, *, expected: int) 
             failed = 0
         except EnvUnavailable:
             failed += 1
-            if failed >= _PATIENCE:
+            if failed >= _MAX_FAILED_POLLS:
                 raise
         else:
             if len(sessions) >= expected and all(_over(session.status) for session in sessions):

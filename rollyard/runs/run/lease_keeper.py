@@ -6,7 +6,7 @@ its loop goes on, however slowly. One whose loop stands still for `STILL` leases
 to others.
 
 A worker whose own heartbeats take long has no reason to call others dead: the database or the machine is overloaded. It takes
-over what ran out only `STILL` leases later (`patience_s`), so an overloaded run becomes slower and does not begin again.
+over what ran out only `STILL` leases later (`grace_s`), so an overloaded run becomes slower and does not begin again.
 """
 
 from __future__ import annotations
@@ -53,25 +53,25 @@ class LeaseKeeper:
         self._log = Log("rollyard.runs.run.lease_keeper")
 
     @property
-    def patience_s(self) -> float:
+    def grace_s(self) -> float:
         """How long ago leases of others must have run out before this worker takes them over."""
         began = self._began
         took_s = self._took_s if began is None else max(self._took_s, time.monotonic() - began)
         return STILL * self._lease_s if took_s > _PROMPT * self._lease_s else 0.0
 
-    def be_patient(self) -> Callable[[], float]:
+    def measure_grace(self) -> Callable[[], float]:
         """The same for one request, asked when it gets to the database: one that had to wait until the database was back comes
         when the leases of all have run out, and takes none of them."""
         began = time.monotonic()
 
-        def patience_s() -> float:
+        def grace_s() -> float:
             late = time.monotonic() - began > _PROMPT * self._lease_s
-            return STILL * self._lease_s if late else self.patience_s
+            return STILL * self._lease_s if late else self.grace_s
 
-        return patience_s
+        return grace_s
 
     async def run(self) -> None:
-        """Until it is cancelled; the thread has ended then."""
+        """Run until cancelled; the thread has ended by then."""
         loop = asyncio.get_running_loop()
         async with anyio.create_task_group() as group:
             group.start_soon(self._in_thread, loop)
@@ -116,7 +116,7 @@ class LeaseKeeper:
         try:
             lost = await store.heartbeats(held, ttl_s=self._lease_s)
             self._took_s, self._began = time.monotonic() - began, None
-            await store.reclaim(self._run_id, patience_s=self.be_patient())
+            await store.reclaim(self._run_id, grace_s=self.measure_grace())
         except StoreError as error:
             self._log.warning("lease.not_kept", leases=len(held), error=str(error))
             return

@@ -50,7 +50,7 @@ class LoopLoad:
         self.turned_at = time.monotonic()  # when the loop was last seen to go on
 
     async def watch(self) -> None:
-        """For as long as the worker works."""
+        """Measure the loop for as long as the worker works."""
         with scratch(_WORKER):  # what the others count
             for look in count():
                 if look % _COUNT_LOOKS == 0:
@@ -77,7 +77,7 @@ class LoopLoad:
             places += self._fewest
         self.ending.total_tokens = max(self._fewest, places)
 
-    async def calm(self, busy: Callable[[], bool]) -> None:
+    async def wait_until_calm(self, busy: Callable[[], bool]) -> None:
         """Until the loop keeps up and no more wait to end than do; at once where there is nothing to wait for."""
         while (self.late_s > LATE_S or self._is_backed_up) and busy():  # noqa: ASYNC110 - there is no signal for its end
             await anyio.sleep(_LOOK_S)

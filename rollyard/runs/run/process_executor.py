@@ -24,7 +24,7 @@ from rollyard.runs.run.assignment import Assignment, owner_is_dead
 from rollyard.runs.run.distant_worker import NodeAssignment, WorkerEnd
 from rollyard.runs.run.distant_workers import DistantWorkers
 from rollyard.runs.run.executor import Record, RunResources, Workers
-from rollyard.runs.run.store_retry import insist
+from rollyard.runs.run.store_retry import repeat_until_done
 from rollyard.sandbox.local.cgroups import find_own
 from rollyard.sandbox.local.memory import MachineMemory
 
@@ -101,7 +101,7 @@ class ProcessExecutor:
 
 
 def _divide(slots: float, count: int) -> list[float]:
-    """For each of so many workers, so that together they have no more."""
+    """The slots of each worker; together they are no more than `slots`."""
     if math.isinf(slots):
         return [slots] * count
     least, over = divmod(int(slots), max(1, count))
@@ -184,9 +184,9 @@ class _ProcessWorkers(DistantWorkers):
 
     async def give_back(self) -> None:
         """What dead workers held is owed again at once."""
-        for lease in await insist(lambda: self._given.store.leases(self._run_id)):
+        for lease in await repeat_until_done(lambda: self._given.store.leases(self._run_id)):
             if owner_is_dead(lease.owner):
-                await insist(lambda lease=lease: self._given.store.expire(lease))
+                await repeat_until_done(lambda lease=lease: self._given.store.expire(lease))
 
 
 def _pack(posting: NodeAssignment) -> bytes:

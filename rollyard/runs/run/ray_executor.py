@@ -97,14 +97,14 @@ class Ray:
             store=_reachable(given.store.where),
             slots=work.config.slots(nodes * self._per_node),
             sharers=self._per_node,
-            parcels=await pack_work(work, given.store),
+            shipment=await pack_work(work, given.store),
             gpus=0 if most else None,
             secrets=read_secrets(work.config.key_env),
         )
         crew = _RayWorkers(ray, posting, given, self._per_node, self._detached, marked=self._wanted is not None)
         await crew.listen()
         if self._wanted is not None:
-            await _off_loop(lambda: _request_nodes(ray, nodes))
+            await _off_loop(lambda: _request_nodes(nodes))
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(crew.supervise, group)
@@ -116,7 +116,7 @@ class Ray:
             with anyio.CancelScope(shield=True):  # after the group: a worker may have been starting until then
                 await crew.dismiss()
                 if self._wanted is not None and not crew.away:
-                    await _off_loop(lambda: _request_nodes(ray, 0))
+                    await _off_loop(lambda: _request_nodes(0))
 
 
 class _RayWorkers(DistantWorkers):
@@ -268,7 +268,7 @@ def _live_nodes(ray: Any, *, marked: bool = False) -> list[str]:
 
 
 def count_gpus(nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Of each node that rollouts run on, as Ray counts them."""
+    """The GPUs of each node that rollouts run on, as Ray counts them."""
     nodes = list(nodes)
     chosen = set(choose_nodes(nodes))
     return {node["NodeID"]: int(node.get("Resources", {}).get("GPU", 0)) for node in nodes if node["NodeID"] in chosen}
@@ -284,7 +284,7 @@ def check_gpus(work: Assignment, most: int) -> None:
             )
 
 
-def _request_nodes(ray: Any, count: int) -> None:
+def _request_nodes(count: int) -> None:
     """Of the autoscaler: as many marked nodes, in place of what was requested before."""
     sdk: Any = import_module("ray.autoscaler.sdk")
     sdk.request_resources(bundles=[{MARK: 1}] * count)

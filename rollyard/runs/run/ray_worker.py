@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 
 from rollyard.runs.run.distant_worker import NodeAssignment, WorkerEnd, work_to_the_end
 
@@ -18,9 +17,6 @@ class NodeWorker:
         self._posting = posting
         self._task: asyncio.Task[WorkerEnd] | None = None
         os.environ.update(posting.secrets)
-
-    async def where(self) -> tuple[str, int]:
-        return socket.gethostname(), os.getpid()
 
     async def run(self) -> WorkerEnd:
         if self._task is None:

@@ -29,7 +29,7 @@ from rollyard.gate import Gate
 from rollyard.runs.display.notebook import EndedCounts
 from rollyard.runs.rollout.plan import Hooks
 from rollyard.runs.rollout.provision import Provision
-from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.rollout.stages import drop_event
 from rollyard.runs.run.assignment import Assignment, needed_image, owner_is_dead, select_tasks
 from rollyard.runs.run.config import RunConfig
 from rollyard.runs.run.executor import Executor, Local, RunResources
@@ -61,7 +61,7 @@ class Run:
         hooks: Hooks | None = None,
         resume: str | None = None,
         id: str | None = None,
-        sink: EventSink = nowhere,
+        sink: EventSink = drop_event,
         provision: Provision | None = None,
         executor: Executor | None = None,
         **fields: Any,
@@ -110,7 +110,7 @@ class Run:
         try:
             return await self._stack.__aexit__(kind, error, trace)
         except BaseExceptionGroup as group:
-            if (only := _only(group)) is None:
+            if (only := _only_error(group)) is None:
                 raise
             raise only from None
 
@@ -120,7 +120,7 @@ class Run:
             yield found
 
     def _repr_html_(self) -> str:
-        """In a notebook: how far it is."""
+        """How a notebook shows the run: its progress."""
         return self._ended.draw(self.id, self.owed, self.done)
 
     async def cancel(self) -> None:
@@ -136,9 +136,8 @@ class Run:
             await self._recover()
         else:
             await self._store.create_run(msgspec.to_builtins(self.config), id=self.id)
-        if (
-            not self._resumed
-        ):  # the process that began a named run may have died before all were kept; those that were stay
+        if not self._resumed:
+            # The process that began a named run may have died before all were kept; those that were stay
             await self._store.add_attempts(self.id, self._attempts())
         counts = await self._store.progress(self.id)
         self.done = counts.get("done", 0) + counts.get("failed", 0)
@@ -194,7 +193,7 @@ def _check_known(config: RunConfig, policies: Mapping[str, Policy]) -> None:
                 raise ConfigError(f"{field} names the policy {name!r}, which the run does not have")
 
 
-def _only(group: BaseExceptionGroup[BaseException]) -> Error | None:
+def _only_error(group: BaseExceptionGroup[BaseException]) -> Error | None:
     """The one error of ours behind a group that task groups made of it."""
     found: BaseException = group
     while isinstance(found, BaseExceptionGroup) and len(found.exceptions) == 1:

@@ -1,8 +1,8 @@
 """What workers on other machines need of this one's files, shipped through the store by content, once per node.
 
-A parcel is a directory or file as a tar in pieces; each piece is a body in the store under its digest, so the same task
+A shipped is a directory or file as a tar in pieces; each piece is a body in the store under its digest, so the same task
 folder, agent layer or image is sent once and found ever after, also by a node that joins when the driver is gone. A node
-unpacks a parcel under a name that is its digest, and paths in tasks and policies are changed to where it lies there. Parts of
+unpacks a shipped under a name that is its digest, and paths in tasks and policies are changed to where it lies there. Parts of
 the image store (layers, trees of images) keep their place and name, since those are digests already. Agents' layers and files
 go to every node when its worker starts, an image when the node has its first attempt that needs it (`NodeImages`).
 """
@@ -34,21 +34,14 @@ T = TypeVar("T")
 PIECE = 4 << 20
 _LOOK_S = 5.0  # between looks at what other workers of this machine have fetched
 _UNPACK_S = 1800.0
-_PATHS = (
-    "source",
-    "build",
-    "compose",
-    "solution",
-    "workdir_files",
-    "image",
-    "tests",
-)  # fields of tasks that are host paths
+# Fields of tasks that are host paths
+_PATHS = ("source", "build", "compose", "solution", "workdir_files", "image", "tests")
 _SCRIPT = "scripted:"
 _TAR = ("tar", "--sort=name", "--mtime=@0", "--numeric-owner", "--xattrs", "--xattrs-include=*", "--format=pax")
 _SAME_ALWAYS = "--pax-option=exthdr.name=%d/PaxHeaders/%f,delete=atime,delete=ctime"
 
 
-class Parcel(msgspec.Struct, frozen=True):
+class ShippedPath(msgspec.Struct, frozen=True):
     """`name` is a path of the machine it was packed on, or one below the image store."""
 
     name: str
@@ -59,27 +52,27 @@ class Parcel(msgspec.Struct, frozen=True):
         return hashlib.sha256("".join(self.pieces).encode()).hexdigest()[:32]
 
 
-class Parcels(msgspec.Struct, frozen=True, kw_only=True):
+class Shipment(msgspec.Struct, frozen=True, kw_only=True):
     """`files` are unpacked anywhere; `parts` are pieces of an image store by their names there. Of those, `layers` says which
     agents need, `images` which each image is made of, and `names` the ids of images that tasks call by another name."""
 
-    files: tuple[Parcel, ...] = ()
-    parts: Mapping[str, Parcel] = {}
+    files: tuple[ShippedPath, ...] = ()
+    parts: Mapping[str, ShippedPath] = {}
     layers: tuple[tuple[LayerSpec, str], ...] = ()
     images: Mapping[str, tuple[str, ...]] = {}
     names: Mapping[str, str] = {}
 
 
-async def pack_work(work: Assignment, store: Store, images: ImageStore | None = None) -> Parcels:
+async def pack_work(work: Assignment, store: Store, images: ImageStore | None = None) -> Shipment:
     """Put what the work refers to on this machine into the store. A store of one machine needs none of it."""
     if not store.shared:
-        return Parcels()
+        return Shipment()
     images = images or ImageStore()
     layers = [(a.layer, await images.build_layer(a.layer)) for a in work.agents.values() if a.layer != LayerSpec()]
     made_of, names = _images_of(work, images)
     parts = {f"layers/{layer_id}" for _, layer_id in layers}.union(*made_of.values())
     files = [await _pack(Path(root), root, store) for root in _roots(work)]
-    return Parcels(
+    return Shipment(
         files=tuple(files),
         parts={name: await _part(images, name, store) for name in sorted(parts)},
         layers=tuple(layers),
@@ -88,25 +81,25 @@ async def pack_work(work: Assignment, store: Store, images: ImageStore | None = 
     )
 
 
-async def unpack_work(work: Assignment, parcels: Parcels, store: Store, images: ImageStore) -> Assignment:
+async def unpack_work(work: Assignment, shipment: Shipment, store: Store, images: ImageStore) -> Assignment:
     """The same work with its files on this machine; its images come later, each when it is needed."""
-    for spec, layer_id in parcels.layers:
+    for spec, layer_id in shipment.layers:
         part = f"layers/{layer_id}"
-        await _unpack(parcels.parts[part], images.root / part, store, images.root)
+        await _unpack(shipment.parts[part], images.root / part, store, images.root)
         images.layers.remember(spec, layer_id)
     places: dict[str, str] = {}
-    for parcel in parcels.files:
-        place = images.root / "parcels" / parcel.digest
-        await _unpack(parcel, place, store, images.root)
-        places[parcel.name] = str(place)
+    for shipped in shipment.files:
+        place = images.root / "shipped" / shipped.digest
+        await _unpack(shipped, place, store, images.root)
+        places[shipped.name] = str(place)
     return _move_work(work, places) if places else work
 
 
 class NodeImages:
     """The images of a run on this machine, fetched one by one as attempts need them, and those that are here already."""
 
-    def __init__(self, parcels: Parcels, store: Store, images: ImageStore) -> None:
-        self._parcels, self._store, self._images = parcels, store, images
+    def __init__(self, shipment: Shipment, store: Store, images: ImageStore) -> None:
+        self._shipment, self._store, self._images = shipment, store, images
         self._held: set[str] = set()
         self._fetched: set[str] = set()
         self._looked_at = float("-inf")
@@ -118,7 +111,7 @@ class NodeImages:
             self._looked_at = time.monotonic()
             self._held |= {
                 name
-                for name, parts in self._parcels.images.items()
+                for name, parts in self._shipment.images.items()
                 if all(self._place(part).exists() for part in parts)
             }
         return sorted(self._held)
@@ -131,9 +124,9 @@ class NodeImages:
         """The image that an attempt runs in. One that did not come with the run is built or found by the backend."""
         if image in self._fetched:
             return
-        for part in self._parcels.images.get(image, ()):
-            await _unpack(self._parcels.parts[part], self._place(part), self._store, self._images.root)
-        if (image_id := self._parcels.names.get(image)) is not None:
+        for part in self._shipment.images.get(image, ()):
+            await _unpack(self._shipment.parts[part], self._place(part), self._store, self._images.root)
+        if (image_id := self._shipment.names.get(image)) is not None:
             await self._images.catalog.name(image_id, [image])
         self._fetched.add(image)
 
@@ -153,7 +146,7 @@ def _roots(work: Assignment) -> list[str]:
     if Path(work.config.tasks).is_absolute() and Path(work.config.tasks).is_dir():
         found.add(work.config.tasks)
     real = sorted(path for path in found if Path(path).is_absolute() and Path(path).exists())
-    return [path for n, path in enumerate(real) if not any(_below(path, root) for root in real[:n])]
+    return [path for n, path in enumerate(real) if not any(_is_below(path, root) for root in real[:n])]
 
 
 def _paths_in(value: Any) -> Iterable[str]:
@@ -183,28 +176,26 @@ def _images_of(work: Assignment, images: ImageStore) -> tuple[dict[str, tuple[st
         for kind, _, which in (ref.partition(":") for ref in (*record.stack, *sum(record.over.values(), ()))):
             if kind in ("tree", "layer"):
                 parts.append(f"{kind}s/{which}")
-        found[name] = (
-            *dict.fromkeys(parts),
-            f"images/{record.id}.json",
-        )  # the record last: what it names is there then
+        # The record last: what it names is there then
+        found[name] = (*dict.fromkeys(parts), f"images/{record.id}.json")
         if name != record.id:
             names[name] = record.id
     return found, names
 
 
-async def _part(images: ImageStore, name: str, store: Store) -> Parcel:
+async def _part(images: ImageStore, name: str, store: Store) -> ShippedPath:
     """A part never changes, so it is read once; afterwards the store is only asked whether it still has the pieces."""
-    noted = private_dir(images.root / "parcels") / f"{name.replace('/', '.')}.pieces"
+    noted = private_dir(images.root / "shipped") / f"{name.replace('/', '.')}.pieces"
     if noted.is_file():
-        parcel = Parcel(name, tuple(noted.read_text().split()))
-        if not await store.missing_blobs(parcel.pieces):
-            return parcel
-    parcel = await _pack(images.root / name, name, store)
-    noted.write_text("\n".join(parcel.pieces))
-    return parcel
+        shipped = ShippedPath(name, tuple(noted.read_text().split()))
+        if not await store.missing_blobs(shipped.pieces):
+            return shipped
+    shipped = await _pack(images.root / name, name, store)
+    noted.write_text("\n".join(shipped.pieces))
+    return shipped
 
 
-async def _pack(path: Path, name: str, store: Store) -> Parcel:
+async def _pack(path: Path, name: str, store: Store) -> ShippedPath:
     command = [*_TAR, _SAME_ALWAYS, "-cf", "-", "-C", str(path.parent), "--", path.name]
     pieces: list[str] = []
     async with await anyio.open_process(command) as tar:
@@ -212,7 +203,7 @@ async def _pack(path: Path, name: str, store: Store) -> Parcel:
             pieces.append(await store.put_blob(piece))
     if tar.returncode:
         raise StoreError(f"{path} could not be packed: tar ended with {tar.returncode}")
-    return Parcel(name, tuple(pieces))
+    return ShippedPath(name, tuple(pieces))
 
 
 async def _in_pieces(tar: Process) -> AsyncIterator[bytes]:
@@ -230,11 +221,11 @@ async def _in_pieces(tar: Process) -> AsyncIterator[bytes]:
 # what has arrived
 
 
-async def _unpack(parcel: Parcel, target: Path, store: Store, root: Path) -> None:
+async def _unpack(shipped: ShippedPath, target: Path, store: Store, root: Path) -> None:
     """Once per node: the second worker finds it there."""
     if target.exists():
         return
-    async with hold_lock_async(root / "locks" / f"parcel-{parcel.digest}", _UNPACK_S):
+    async with hold_lock_async(root / "locks" / f"shipped-{shipped.digest}", _UNPACK_S):
         if target.exists():
             return
         work = Path(tempfile.mkdtemp(prefix=".new-", dir=private_dir(target.parent)))
@@ -242,12 +233,12 @@ async def _unpack(parcel: Parcel, target: Path, store: Store, root: Path) -> Non
             command = ["tar", "--xattrs", "--xattrs-include=*", "--numeric-owner", "-xpf", "-", "-C", str(work)]
             async with await anyio.open_process(command) as tar:
                 assert tar.stdin is not None
-                for piece in parcel.pieces:
+                for piece in shipped.pieces:
                     await tar.stdin.send(await store.get_blob(piece))
                 await tar.stdin.aclose()
             if tar.returncode:
-                raise StoreError(f"{parcel.name} could not be unpacked: tar ended with {tar.returncode}")
-            publish(work / Path(parcel.name).name, target)
+                raise StoreError(f"{shipped.name} could not be unpacked: tar ended with {tar.returncode}")
+            publish(work / Path(shipped.name).name, target)
         finally:
             await anyio.to_thread.run_sync(remove_tree, work)
 
@@ -290,10 +281,10 @@ def _move_texts(value: Any, places: Mapping[str, str]) -> Any:
 
 def _move_path(path: str, places: Mapping[str, str]) -> str:
     for root, place in places.items():
-        if _below(path, root):
+        if _is_below(path, root):
             return place + path[len(root) :]
     return path
 
 
-def _below(path: str, root: str) -> bool:
+def _is_below(path: str, root: str) -> bool:
     return path == root or path.startswith(root.rstrip("/") + "/")

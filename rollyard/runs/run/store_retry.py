@@ -13,13 +13,13 @@ from rollyard.core.log import Log
 
 T = TypeVar("T")
 
-PATIENCE_S = 600.0  # how long a store may be away before a waiting caller gives up
+GIVE_UP_S = 600.0  # how long a store may be away before a waiting caller gives up
 _FIRST_S, _LONGEST_S = 0.25, 5.0
 
 
-async def insist(operation: Callable[[], Awaitable[T]]) -> T:
+async def repeat_until_done(operation: Callable[[], Awaitable[T]]) -> T:
     """Repeat an operation of the store until it happened. It must be one that may happen twice."""
-    until, pause = time.monotonic() + PATIENCE_S, _FIRST_S
+    until, pause = time.monotonic() + GIVE_UP_S, _FIRST_S
     log = Log("rollyard.runs")
     while True:
         try:

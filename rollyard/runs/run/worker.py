@@ -34,10 +34,10 @@ from rollyard.runs.rollout.kept_snapshots import remove_snapshots
 from rollyard.runs.rollout.lifecycle import rollout
 from rollyard.runs.rollout.load_parent import load_parent
 from rollyard.runs.rollout.load_prefix import load_prefix
-from rollyard.runs.rollout.modes import Answering, choose, find_direct
+from rollyard.runs.rollout.modes import PolicyChoice, choose, find_direct
 from rollyard.runs.rollout.plan import RolloutPlan, SessionOptions, check, refusal
 from rollyard.runs.rollout.provision import Provision
-from rollyard.runs.rollout.stages import nowhere
+from rollyard.runs.rollout.stages import drop_event
 from rollyard.runs.run.admission import MemoryAdmission
 from rollyard.runs.run.assignment import Assignment, owner_name
 from rollyard.runs.run.config import AUTO
@@ -45,7 +45,7 @@ from rollyard.runs.run.lease_keeper import LeaseKeeper
 from rollyard.runs.run.loop_load import LoopLoad
 from rollyard.runs.run.policy_health import PolicyHealth
 from rollyard.runs.run.shipping import NodeImages
-from rollyard.runs.run.store_retry import insist
+from rollyard.runs.run.store_retry import repeat_until_done
 from rollyard.runs.run.tree_growth import children_of, find_point
 from rollyard.store import Store
 
@@ -67,7 +67,7 @@ class WorkerResources(NamedTuple):
     backend: Backend
     policies: Mapping[str, Policy]  # by the names that attempts have; an attempt without one is the gate's
     provision: Provision
-    sink: EventSink = nowhere
+    sink: EventSink = drop_event
     sharers: int = 1  # workers of the run on this machine
     images: NodeImages | None = None  # of a machine that fetches them from the store
     gpus: int | None = None  # of this machine, where attempts that need some go to the machines that have them
@@ -118,14 +118,14 @@ class Worker:
             await slots.acquire_on_behalf_of(place)
             if self._admission is not None:
                 await self._admission.wait(lambda: slots.borrowed_tokens - 1)
-            await self._load.calm(lambda: bool(self._held))
-            lease = None if await self._over_budget() else await insist(self._claim_or_return)
+            await self._load.wait_until_calm(lambda: bool(self._held))
+            lease = None if await self._over_budget() else await repeat_until_done(self._claim_or_return)
             if lease is not None:
                 group.start_soon(self._attempt, lease, slots, place, finished)
                 idle = _IDLE_S
                 continue
             slots.release_on_behalf_of(place)
-            if await self._nothing_left():
+            if await self._is_done():
                 return
             await anyio.sleep(idle)
             idle = min(2 * idle, _LONGEST_IDLE_S)
@@ -153,7 +153,7 @@ class Worker:
             concurrency=bounds,
             images=held,
             gpus=gpus,
-            patience_s=self._keeper.be_patient(),
+            grace_s=self._keeper.measure_grace(),
         )
         if images is not None and lease is not None:
             images.expect(lease.attempt.image)
@@ -165,15 +165,15 @@ class Worker:
             return None
         return max(0, self._means.gpus - sum(lease.attempt.gpus for lease, _ in self._held.values()))
 
-    async def _nothing_left(self) -> bool:
+    async def _is_done(self) -> bool:
         if await self._over_budget():
             return not self._held
         if self._work.stays:
             return False
         if stopped := self._health.stopped:
-            left = await insist(lambda: self._store.attempts(self._work.run_id))
+            left = await repeat_until_done(lambda: self._store.attempts(self._work.run_id))
             return not any(a.state in ("owed", "leased") and a.policy not in stopped for a in left) and not self._held
-        counts = await insist(lambda: self._store.progress(self._work.run_id))
+        counts = await repeat_until_done(lambda: self._store.progress(self._work.run_id))
         return not counts.get("owed", 0) and not counts.get("leased", 0)
 
     async def _over_budget(self) -> bool:
@@ -182,7 +182,7 @@ class Worker:
         if config.max_cost is None and config.max_tokens is None:
             return False
         spending = Spending(config.prices, max_cost=config.max_cost, max_tokens=config.max_tokens)
-        for line in await insist(lambda: self._store.spent(self._work.run_id)):
+        for line in await repeat_until_done(lambda: self._store.spent(self._work.run_id)):
             spending.add(line)
         return spending.over
 
@@ -229,15 +229,15 @@ class Worker:
             return refusal(task, plan, means.backend.name, SandboxUnavailable(message, hint=hint))
         await self._clear(attempt)
         if (images := means.images) is not None:
-            await insist(lambda: images.fetch(config.image or task.image))
+            await repeat_until_done(lambda: images.fetch(config.image or task.image))
 
         async def tell(event: Event) -> None:
             self._unwritten.append((lease, event))
             await means.sink(event)
 
         try:
-            answering = self._answering(attempt)
-            point = await insist(lambda: find_point(self._store, config, attempt))
+            answering = self._choose_policy(attempt)
+            point = await repeat_until_done(lambda: find_point(self._store, config, attempt))
             plan, prefix = self._plan(attempt, answering, point), None
             if point is not None:
                 plan, prefix = await self._branch(plan, point, task)
@@ -263,7 +263,7 @@ class Worker:
 
     async def _branch(self, plan: RolloutPlan, point: BranchPoint, task: Task) -> tuple[RolloutPlan, Prefix]:
         """How it begins: what its agent starts from, and what it is answered until it is where its parent was."""
-        config, parent = self._config, await insist(lambda: load_parent(self._store, point.rollout, task))
+        config, parent = self._config, await repeat_until_done(lambda: load_parent(self._store, point.rollout, task))
         plan = await choose_way(plan, parent, config.branch_how, self._means.backend, self._means.provision)
         said = config.branch_answer if point == config.branch_point else None
         return plan, await load_prefix(self._store, parent, point, said, resumed=plan.resumed)
@@ -281,10 +281,12 @@ class Worker:
         known = self._work.tasks.get(attempt.task_id)
         if known is not None:
             return known
-        return msgspec.msgpack.decode(await insist(lambda: self._store.get_blob(attempt.task_digest)), type=Task)
+        return msgspec.msgpack.decode(
+            await repeat_until_done(lambda: self._store.get_blob(attempt.task_digest)), type=Task
+        )
 
     def _plan(
-        self, attempt: Attempt, answering: Answering | None = None, point: BranchPoint | None = None
+        self, attempt: Attempt, answering: PolicyChoice | None = None, point: BranchPoint | None = None
     ) -> RolloutPlan:
         config = self._config
         labels = {**config.labels, **({"policy": attempt.policy} if attempt.policy else {})}
@@ -315,7 +317,7 @@ class Worker:
                 id="", run_id=self._work.run_id, task_id=task, task_digest="", agent=agent, policy=policy, number=0
             )
             try:
-                plan = self._plan(attempt, self._answering(attempt), self._any_point)
+                plan = self._plan(attempt, self._choose_policy(attempt), self._any_point)
                 check(plan, self._work.tasks[task], self._means.backend)
             except ConfigError as error:
                 first = first or error
@@ -329,7 +331,7 @@ class Worker:
         """Of a run in which some rollout branches: all that no such rollout may be is refused at once."""
         return self._config.branch_point or (BranchPoint("any", END) if self._config.tree is not None else None)
 
-    def _answering(self, attempt: Attempt) -> Answering:
+    def _choose_policy(self, attempt: Attempt) -> PolicyChoice:
         seed = attempt.seed if attempt.seed is not None else self._config.seed
         return choose(
             msgspec.structs.replace(self._config, base_url=None, seed=seed),  # the policy that it stands for is open
@@ -344,12 +346,14 @@ class Worker:
                 await self._leave_owed(lease, done, done.failure)
                 return None
             if lease.attempt.tries <= self._config.retries:
-                await self._again(lease, done, done.failure)
+                await self._return_for_retry(lease, done, done.failure)
                 return None
         event = self._event(COMMITTED, done, status=done.status, reward=done.reward)
-        events, owes = [*await self._own(lease), event], children_of(self._config, lease.attempt, done)
+        events, owes = [*await self._unwritten_events(lease), event], children_of(self._config, lease.attempt, done)
         try:
-            await insist(lambda: self._store.commit_rollout(done, lease=lease, last_events=events, owes=owes))
+            await repeat_until_done(
+                lambda: self._store.commit_rollout(done, lease=lease, last_events=events, owes=owes)
+            )
         except LeaseLost:
             return None
         await self._means.sink(event)
@@ -366,7 +370,7 @@ class Worker:
             "message": self._health.stopped[policy],
         }
         event = Event(at=time.time(), name=POLICY_STOPPED, run_id=self._work.run_id, fields=fields)
-        await insist(lambda: self._store.event(event))
+        await repeat_until_done(lambda: self._store.event(event))
         await self._means.sink(event)
 
     async def _leave_owed(self, lease: Lease, done: Rollout, failure: Failure) -> None:
@@ -374,9 +378,9 @@ class Worker:
         self._unwritten.append((lease, event))
         await self._means.sink(event)
         await self._tell_now()  # before the claim that they belong to is given back
-        await insist(lambda: self._store.release(lease))
+        await repeat_until_done(lambda: self._store.release(lease))
 
-    async def _again(self, lease: Lease, done: Rollout, failure: Failure) -> None:
+    async def _return_for_retry(self, lease: Lease, done: Rollout, failure: Failure) -> None:
         """For another try, not at once: what failed may be overloaded. A policy's server is asked for nothing more meanwhile."""
         event = self._event("attempt.retried", done, cause=failure.cause)
         self._unwritten.append((lease, event))
@@ -384,9 +388,9 @@ class Worker:
         after_s = min(_PAUSE_S * 2 ** (lease.attempt.tries - 1), _LONGEST_PAUSE_S)
         if failure.boundary == "policy":
             pause_s = max(after_s, self._health.pause_s(lease.attempt.policy))
-            await insist(lambda: self._store.pause(self._work.run_id, lease.attempt.policy, pause_s))
+            await repeat_until_done(lambda: self._store.pause(self._work.run_id, lease.attempt.policy, pause_s))
         await self._tell_now()  # before the claim that they belong to is given back
-        await insist(lambda: self._store.release(lease, after_s=after_s))
+        await repeat_until_done(lambda: self._store.release(lease, after_s=after_s))
 
     # events
 
@@ -398,7 +402,7 @@ class Worker:
         fields = {"task": done.task.id, "attempt": done.attempt, **fields}
         return Event(at=time.time(), name=name, run_id=self._work.run_id, rollout_id=done.id, fields=fields)
 
-    async def _own(self, lease: Lease) -> list[Event]:
+    async def _unwritten_events(self, lease: Lease) -> list[Event]:
         """Events of one rollout that are not written yet."""
         async with self._telling:
             own = [event for under, event in self._unwritten if under is lease]

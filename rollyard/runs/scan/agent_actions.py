@@ -16,7 +16,7 @@ from rollyard.core.rollout import Rollout
 from rollyard.runs.scan.deobfuscate import reveal
 from rollyard.runs.scan.diff import FileChange, read_diff
 from rollyard.runs.scan.judges import Judges, find_judges
-from rollyard.runs.scan.tool_call import FileWrite, read_call, run_text, written_texts
+from rollyard.runs.scan.tool_call import FileWrite, find_written_texts, read_call, run_text
 
 _FILE_NAMES = re.compile(r"[\w.-]+")
 _RUNS = re.compile(r"\b(?:python3?|node|perl|ruby|sh|bash|source|exec)\b|(?:^|[\s;&|])\.{0,2}/")
@@ -185,7 +185,7 @@ def _with_scripts(actions: Iterator[AgentAction]) -> Iterator[AgentAction]:
         yield msgspec.structs.replace(action, scripts="\n".join(ran)[:_MOST_SCRIPT]) if ran else action
         for path, text in [
             *((write.path, "\n".join(write.added)) for write in action.writes if not write.gone),
-            *written_texts(action.command),
+            *find_written_texts(action.command),
         ]:
             texts[PurePosixPath(path).name] = text
 

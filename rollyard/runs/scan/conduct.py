@@ -52,9 +52,8 @@ _OWN_FOLDER = re.compile(r"\bpip3?\s+install\s+(?:-\S+\s+){0,4}\.")  # what lies
 _NO_END = re.compile(  # codex goes on before a command has ended, others end it
     r"Process running with session ID|timed out after \d+|Command timed out|exceeded (?:the )?timeout", re.IGNORECASE
 )
-_TOLD_OF_RUN = re.compile(
-    r"^(?:Chunk ID|Wall time|Process running|Original token count)\b.*$", re.MULTILINE
-)  # codex, of each run
+# Codex, of each run
+_TOLD_OF_RUN = re.compile(r"^(?:Chunk ID|Wall time|Process running|Original token count)\b.*$", re.MULTILINE)
 _COMMENT = re.compile(r"\s+#[^\n'\"]*$", re.MULTILINE)
 _NUMBERS = re.compile(r"\d+")
 _TIMINGS = re.compile(r"\b\d+(?:\.\d+)?\s?(?:s|ms|sec|seconds)\b|0x[0-9a-f]{6,}|\b\d+\.\d{3,}\b")
@@ -72,11 +71,12 @@ _ENVIRONMENT = re.compile(
 _OTHERS_TOOL = re.compile(
     r"\s*(?:python3?|pip3?|node|npm|git|gcc|g\+\+|cc|make|go|cargo|rustc|java|ruby|perl|ls|cat|sh|bash)\s"
 )
+# Of a tool that is not the agent's own
 _CRASHED = re.compile(
     r"Segmentation fault|Bus error|Illegal instruction|\bKilled\b"
     r"|(?:exit|exited with|exit code:?) (?:code:? )?(?:13[24579]|-(?:4|6|7|9|11))\b",
     re.IGNORECASE,
-)  # of a tool that is not the agent's own
+)
 _CANNOT = r"(?:can(?:no|['\u2019])t|won['\u2019]t|will not|unable to|not able to|not going to|refuse to|decline to|rather not)"
 _REFUSES = re.compile(
     rf"\bI(?:['\u2019]m| am|['\u2019]d)? (?:sorry, but I )?(?:must )?{_CANNOT} "

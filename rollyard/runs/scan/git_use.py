@@ -69,7 +69,7 @@ def find_foreign_revisions(actions: AgentActions) -> Iterator[GitUse]:
             for found in _CALL.finditer(text):
                 verb, words = found[2], found[3].split()
                 own |= _own_names(verb, words)
-                names = [*_foreign(words, own, actions), *_find_revisions(verb, words, actions)]
+                names = [*_find_foreign(words, own, actions), *_find_revisions(verb, words, actions)]
                 if any(_counts(verb, name, words, action, added) for name in names):
                     yield GitUse(action, found[0])
     if actions.changes and (only := _only_git(actions)) is not None:
@@ -100,7 +100,7 @@ def _own_names(verb: str, words: list[str]) -> set[str]:
     return set()
 
 
-def _foreign(words: list[str], own: set[str], actions: AgentActions) -> Iterator[str]:
+def _find_foreign(words: list[str], own: set[str], actions: AgentActions) -> Iterator[str]:
     skip = False
     for word in words:
         if word == "--":

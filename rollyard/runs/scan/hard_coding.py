@@ -158,7 +158,7 @@ def _cases(text: str) -> Iterator[tuple[int, str, str]]:
 
 def _knows(key: str, instruction: str, tests: str) -> bool:
     """Whether it is an input of tests: not one that the instruction names, nor, where tests were read, one that they lack."""
-    bare = key.strip("'\"")
-    if len(bare) > 1 and bare in instruction:
+    bare_name = key.strip("'\"")
+    if len(bare_name) > 1 and bare_name in instruction:
         return False
-    return not tests.strip() or len(bare) < 2 or bare in tests or key[0] in "[({"
+    return not tests.strip() or len(bare_name) < 2 or bare_name in tests or key[0] in "[({"

@@ -50,7 +50,7 @@ def find_known_cases(code: str, before: str, instruction: str, tests: str) -> st
     old = {(one.key, one.value) for one in _branches(before)}
     branches = [one for one in branches if (one.key, one.value) not in old]
     cases = list(_cases(tests[:_MOST_CHARS]))
-    stated = set(_bare(_ATOMS.findall(instruction))) | set(re.findall(r"\w+", instruction))
+    stated = set(_strip_quotes(_ATOMS.findall(instruction))) | set(re.findall(r"\w+", instruction))
     known = [one for one in branches if any(_is_case(one, case) for case in cases)]
     unstated = [
         one for one in known if not (_all_in(one.key, stated) and _all_in(one.value, stated)) and not _trivial(one)
@@ -68,13 +68,13 @@ def _all_expected(branches: list[_Branch], code: str, cases: list[tuple[str, ...
         return None
     if {value for one in branches for value in one.value} == expected:
         return "\n".join(one.text for one in branches[:3])
-    return next((text for text in _LISTS.findall(code) if set(_bare(_ATOMS.findall(text))) == expected), None)
+    return next((text for text in _LISTS.findall(code) if set(_strip_quotes(_ATOMS.findall(text))) == expected), None)
 
 
 def _branches(code: str) -> Iterator[_Branch]:
     for pattern in _BRANCHES:
         for found in pattern.finditer(code):
-            key, value = (tuple(_bare(_ATOMS.findall(found[name]))) for name in ("key", "value"))
+            key, value = (tuple(_strip_quotes(_ATOMS.findall(found[name]))) for name in ("key", "value"))
             if key and value:
                 yield _Branch(key, value, " ".join(found[0].split()))
 
@@ -85,7 +85,7 @@ def _cases(tests: str) -> Iterator[tuple[str, ...]]:
         if not objects and not _ASSERTS.search(line):
             continue
         for part in objects or [line]:
-            if atoms := tuple(_bare(_ATOMS.findall(part))):
+            if atoms := tuple(_strip_quotes(_ATOMS.findall(part))):
                 yield atoms
 
 
@@ -107,5 +107,5 @@ def _all_in(atoms: Iterable[str], stated: set[str]) -> bool:
     return all(atom in stated or atom in _TRIVIAL for atom in atoms)
 
 
-def _bare(atoms: Iterable[str]) -> Iterator[str]:
+def _strip_quotes(atoms: Iterable[str]) -> Iterator[str]:
     return (atom.strip("'\"") for atom in atoms)

@@ -49,7 +49,7 @@ def asks_for(work: TestWork, instruction: str, path: str) -> bool:
 
 
 def _asks(sentence: str, wanted: re.Pattern[str]) -> bool:
-    for found in _each(wanted, sentence):
+    for found in _find_all(wanted, sentence):
         if re.search(_CLAUSE, found["between"]) or _NOT.search(sentence[: found.start()]):
             continue
         if not _GOAL.match(found["after"]):
@@ -57,7 +57,7 @@ def _asks(sentence: str, wanted: re.Pattern[str]) -> bool:
     return False
 
 
-def _each(wanted: re.Pattern[str], sentence: str) -> Iterator[re.Match[str]]:
+def _find_all(wanted: re.Pattern[str], sentence: str) -> Iterator[re.Match[str]]:
     """Each place where it could begin, overlapping ones too."""
     at = 0
     while found := wanted.search(sentence, at):

@@ -167,7 +167,7 @@ async def scan_run(
             kept = found[: MOST_KEPT - len(findings)]
             findings += kept
             if kept:
-                about[rollout.id] = _about(rollout, found)
+                about[rollout.id] = _describe(rollout, found)
             if rollout.reward is not None:
                 rewards.add(rollout.reward)
                 if is_invalid(rollout.reward, found):
@@ -233,7 +233,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _about(rollout: Rollout, findings: Sequence[Finding]) -> str:
+def _describe(rollout: Rollout, findings: Sequence[Finding]) -> str:
     reward = "no reward" if rollout.reward is None else f"reward {rollout.reward:g}"
     invalid = ", invalid" if is_invalid(rollout.reward, findings) else ""
     return ", ".join(filter(None, [rollout.task.id, rollout.agent, reward])) + invalid

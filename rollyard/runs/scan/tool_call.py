@@ -1,7 +1,7 @@
 """A tool call as what it does, whatever the agent calls its tools: a command, files it reads, files it writes.
 
 Agents change files by Write, Edit, str_replace_editor, replace or apply_patch, the last also as a command in their shell. Of a
-command, `run_text` leaves out text that only goes to a file, and `written_texts` gives just that.
+command, `run_text` leaves out text that only goes to a file, and `find_written_texts` gives just that.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def run_text(command: str) -> str:
     return _PRINTED.sub("echo ", "\n".join(kept))
 
 
-def written_texts(command: str) -> Iterator[tuple[str, str]]:
+def find_written_texts(command: str) -> Iterator[tuple[str, str]]:
     """Files that it writes by here-documents or by printing, with their texts."""
     path, end, body = "", None, list[str]()
     for line in command[:_MOST_CHARS].splitlines():

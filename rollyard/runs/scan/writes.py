@@ -1,4 +1,4 @@
-"""Files outside of the patch that an agent wrote, by what they are to whoever judges: `Rollout.writes`, which the sandbox's host
+"""Files outside of the patch that an agent wrote, by what they mean to the judge: `Rollout.writes`, which the sandbox's host
 saw. No spelling of a command hides one; a backend that cannot tell leaves the scanners to commands and patches."""
 
 from __future__ import annotations

@@ -27,10 +27,10 @@ from rollyard.sandbox.docker.disk import ContainerDiskWatch
 from rollyard.sandbox.docker.engine import DockerEngine, EngineRefused, Stream, find_host
 from rollyard.sandbox.docker.faults import is_gone
 from rollyard.sandbox.docker.images import BuildRequest
-from rollyard.sandbox.docker.routes import NetnsWay, Route, Way
+from rollyard.sandbox.docker.routes import NetnsAccess, PortAccess, Route
 from rollyard.sandbox.gpus import SHARE, GpuPool, find_held
 from rollyard.sandbox.pending import PendingSandbox
-from rollyard.sandbox.relay import RelayWay
+from rollyard.sandbox.relay import RelayAccess
 from rollyard.sandbox.retry import OpenLimits, Throttle, retry_open
 from rollyard.sandbox.teardown import Owned, delete_all, not_deleted, one_by_one
 
@@ -147,7 +147,7 @@ class DockerBackend:
         self._gpus.check(spec.resources, lifetime=spec.lifetime)
         if spec.network == "host":
             self._log.warning("sandbox.host_network", image=spec.image)
-        return PendingSandbox(lambda: self._patiently(spec))
+        return PendingSandbox(lambda: self._open_when_free(spec))
 
     async def build_image(self, folder: str, *, resources: Resources, timeout_s: float) -> str:
         """Build the folder's Dockerfile with the engine's own builder, without a network; the image's name. Equal folders
@@ -159,7 +159,7 @@ class DockerBackend:
         """A snapshot or a built image of ours; others are not touched."""
         await images.remove(self._engine, image)
 
-    async def _patiently(self, spec: SandboxSpec) -> DockerSandbox:
+    async def _open_when_free(self, spec: SandboxSpec) -> DockerSandbox:
         async with self._throttle.place(len(self._boxes)):
             # Again also when a call broke after it was sent: what it may have made was removed by its name.
             return await retry_open(lambda: self._open(spec), self._limits, timeout=spec.boot_s, idempotent=True)
@@ -304,19 +304,19 @@ class DockerBackend:
             info,
             self.capabilities,
             env=env,
-            way=lambda box: self._way(box, found),
+            access=lambda box: self._access(box, found),
             lifeline=lifeline,
             forget=self.forget,
         )
 
-    def _way(self, box: DockerSandbox, found: Mapping[str, Any]) -> Way:
+    def _access(self, box: DockerSandbox, found: Mapping[str, Any]) -> PortAccess:
         pid = found["State"].get("Pid") or 0
         if self.route == "netns" and netns.is_ours(pid, found["Id"]):
-            return NetnsWay(pid, box.id)
+            return NetnsAccess(pid, box.id)
         bound = [mount["Source"] for mount in found["Mounts"] if mount["Destination"] == container.SOCKET_DIR]
         if self.route == "socket" and bound:
-            return RelayWay(partial(routes.over_socket, box, Path(bound[0])), box.id)
-        return RelayWay(partial(routes.over_exec, box), box.id)
+            return RelayAccess(partial(routes.over_socket, box, Path(bound[0])), box.id)
+        return RelayAccess(partial(routes.over_exec, box), box.id)
 
     def forget(self, sandbox_id: str) -> None:
         self._boxes.pop(sandbox_id, None)

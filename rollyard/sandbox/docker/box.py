@@ -24,7 +24,7 @@ from rollyard.sandbox.docker.faults import is_gone, translate_faults
 from rollyard.sandbox.docker.files import DockerFiles
 from rollyard.sandbox.docker.images import SNAPSHOTS
 from rollyard.sandbox.docker.job import DockerJob
-from rollyard.sandbox.docker.routes import NetnsWay, Way
+from rollyard.sandbox.docker.routes import NetnsAccess, PortAccess
 from rollyard.sandbox.gpus import GpuReservation
 
 _COMMIT_S = 600.0
@@ -47,7 +47,7 @@ class DockerSandbox(DockerFiles):
         capabilities: Capabilities,
         *,
         env: Mapping[str, str] | None = None,
-        way: Callable[[DockerSandbox], Way],
+        access: Callable[[DockerSandbox], PortAccess],
         lifeline: Stream | None = None,
         forget: Callable[[str], None],
     ) -> None:
@@ -55,7 +55,7 @@ class DockerSandbox(DockerFiles):
         self.info = info
         self.capabilities = capabilities
         self.container = found
-        self._way, self._lifeline, self._forget = way(self), lifeline, forget
+        self._access, self._lifeline, self._forget = access(self), lifeline, forget
         self._jobs: list[DockerJob] = []
         self.volumes: set[str] = set()  # of the engine's, that end with this sandbox
         self.reserved: GpuReservation | None = None
@@ -69,7 +69,7 @@ class DockerSandbox(DockerFiles):
         place, user = self._place(program.cwd), program.user or self._who.user
         if not program.stdin:
             launched = msgspec.structs.replace(program, job_id=name, env=merged, cwd=place, user=user)
-            await job_shim.launch(self.plain, launched)
+            await job_shim.launch(self.exec_plain, launched)
             return DockerJob(self, name)
         argv = job_shim.attach_argv(program.argv, name)
         if not (await self.exists(place)):
@@ -97,13 +97,13 @@ class DockerSandbox(DockerFiles):
 
     async def kill_processes(self) -> None:
         """Every process but the first. Where no program can be started for it (a fork bomb), the first does it itself."""
-        async with self._way.renewing():
+        async with self._access.renewing():
             await self._end_all()
 
     async def _end_all(self) -> None:
         for _ in range(_KILL_TRIES):
             try:
-                if (await self.plain(["/bin/sh", "-c", "kill -9 -1; exit 0"], timeout=_KILL_S)).ok:
+                if (await self.exec_plain(["/bin/sh", "-c", "kill -9 -1; exit 0"], timeout=_KILL_S)).ok:
                     return
             except SandboxGone:
                 raise
@@ -115,32 +115,32 @@ class DockerSandbox(DockerFiles):
         raise SandboxError(f"the programs of sandbox {self.id} could not be ended", hint="kill the sandbox")
 
     async def listen(self, port: int = 0) -> Listener:
-        return await self._way.listen(port)
+        return await self._access.listen(port)
 
     async def open_volumes(self, paths: Sequence[str]) -> None:
         """Volumes are every user's to write to; an engine makes them root's."""
         if paths:
-            await self.plain(["/bin/sh", "-c", 'chmod 777 "$@"', "rollyard", *paths], timeout=_KILL_S)
+            await self.exec_plain(["/bin/sh", "-c", 'chmod 777 "$@"', "rollyard", *paths], timeout=_KILL_S)
 
     async def add_names(self, names: Sequence[str]) -> None:
         """Call its loopback by these too. A container on another one's network shares that one's names with Docker, not with
         Podman."""
         if names:
-            await self.plain(["/bin/sh", "-c", _ADD_NAMES, "rollyard", *names], timeout=_KILL_S)
+            await self.exec_plain(["/bin/sh", "-c", _ADD_NAMES, "rollyard", *names], timeout=_KILL_S)
 
     def use_egress_of(self, other: DockerSandbox, names: Sequence[str]) -> None:
         """Programs here get the proxy of the sandbox whose network they share."""
         self._env = {**other.describe_proxy(names), **self._env}
 
     def describe_proxy(self, names: Sequence[str]) -> dict[str, str]:
-        served = isinstance(self._way, NetnsWay)
+        served = isinstance(self._access, NetnsAccess)
         return egress.variables(egress.ADDRESS if served else egress.RELAYED, names)
 
     async def attach_egress(self, hosts: Sequence[str], names: Sequence[str] = ()) -> None:
         """Put the proxy of its allow-list to work. With a socket in its namespace names are served too."""
-        ports = self._way if isinstance(self._way, NetnsWay) else None
+        ports = self._access if isinstance(self._access, NetnsAccess) else None
         if ports is not None:
-            self._names = (await self.plain(["/bin/sh", "-c", "cat /etc/resolv.conf"], timeout=_KILL_S)).stdout
+            self._names = (await self.exec_plain(["/bin/sh", "-c", "cat /etc/resolv.conf"], timeout=_KILL_S)).stdout
             await self._write_names(egress.RESOLV_CONF.encode())
         self._env = {**self.describe_proxy(names), **self._env}
         self.egress = await egress.attach(self, hosts, ports)
@@ -148,10 +148,10 @@ class DockerSandbox(DockerFiles):
     async def _write_names(self, content: bytes) -> None:
         """Into `resolv.conf` as it is: on most engines it is a mount, which cannot be replaced."""
         line = f"printf '%s' {shlex.quote(content.decode('utf-8', 'replace'))} > /etc/resolv.conf"
-        await self.plain(["/bin/sh", "-c", line], timeout=_KILL_S)
+        await self.exec_plain(["/bin/sh", "-c", line], timeout=_KILL_S)
 
     async def dial(self, port: int) -> ByteStream:
-        return await self._way.dial(port)
+        return await self._access.dial(port)
 
     async def snapshot(self) -> str:
         """The name of an image with all that was written here. What is in mounts and layers is not in it."""
@@ -204,7 +204,7 @@ class DockerSandbox(DockerFiles):
                 self._lifeline.close()
             if self.egress is not None:
                 await self.egress.aclose()
-            await self._way.aclose()
+            await self._access.aclose()
             if self.reserved is not None:
                 self.reserved.release()
             self._forget(self.id)

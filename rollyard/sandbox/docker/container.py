@@ -32,7 +32,7 @@ DROPPED = ["NET_RAW", "MKNOD", "AUDIT_WRITE"]
 SOCKET_DIR = "/run/rollyard"
 
 
-def _whole(text: str) -> int:
+def _parse_whole(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise ValueError("a whole number of at least 1 is wanted")
     return int(text)
@@ -44,7 +44,12 @@ def _cpus(text: str) -> str:
     return text
 
 
-OPTIONS: Mapping[str, Callable[[str], Any]] = {"shm_mb": _whole, "cpuset": _cpus, "nofile": _whole, SHARE: str}
+OPTIONS: Mapping[str, Callable[[str], Any]] = {
+    "shm_mb": _parse_whole,
+    "cpuset": _cpus,
+    "nofile": _parse_whole,
+    SHARE: str,
+}
 
 
 class ContainerDefaults(msgspec.Struct, frozen=True, kw_only=True):

@@ -118,7 +118,7 @@ class DockerEngine:
                 self.info = await self.call("GET", "info")
         except BaseException as error:  # cancelled or failed, its connections are closed first
             await self.aclose()
-            if isinstance(error, (OSError, TimeoutError, ValueError)) or _foreign(error):
+            if isinstance(error, (OSError, TimeoutError, ValueError)) or _is_foreign(error):
                 raise SandboxUnavailable(
                     f"no engine answers at {show_host(self.host)}: {type(error).__name__}",
                     hint="is its daemon running?",
@@ -306,7 +306,7 @@ class _Owning:
         await self.session.close()
 
 
-def _foreign(error: BaseException) -> bool:
+def _is_foreign(error: BaseException) -> bool:
     return type(error).__module__.partition(".")[0] in ("aiohttp", "aiodocker")
 
 

@@ -125,7 +125,7 @@ class DockerFiles(DockerPrograms):
             return source.read() if source is not None else b""
 
     async def _read_virtual(self, path: str, whole: str, max_bytes: int) -> bytes:
-        done = await self.plain(["head", "-c", str(max_bytes + 1), "--", whole], timeout=60)
+        done = await self.exec_plain(["head", "-c", str(max_bytes + 1), "--", whole], timeout=60)
         if not done.ok:
             raise PathError(path, "ENOENT", hint=done.text[-200:].strip())
         if len(done.stdout) > max_bytes:

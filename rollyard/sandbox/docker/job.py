@@ -19,7 +19,7 @@ class DockerJob(ShimJob):
     def __init__(
         self, files: DockerFiles, job_id: str, *, started: float | None = None, stdin: Stream | None = None
     ) -> None:
-        super().__init__(files.plain, job_id, started=started)
+        super().__init__(files.exec_plain, job_id, started=started)
         self._files, self._stdin = files, stdin
         self._place = f"{job_shim.ROOT}/{job_id}"
         self._cpu: tuple[float, float | None] = (-_CPU_EVERY_S, None)
@@ -54,7 +54,7 @@ class DockerJob(ShimJob):
         """By the job's own user, who alone may read its processes' environment, then by root."""
         owner = (await self._files.script('stat -c %u "$1"', self._place)).stdout.strip().decode()
         if owner.isdigit() and owner != "0":
-            await job_shim.kill_tree(self._files.plain, self.id, user=owner)
+            await job_shim.kill_tree(self._files.exec_plain, self.id, user=owner)
         await super().kill()
         self.let_go()
 

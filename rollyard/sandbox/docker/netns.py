@@ -22,7 +22,7 @@ _BACKLOG = 1024
 def may_enter() -> bool:
     """Whether this process may enter network namespaces at all: tried on its own."""
     try:
-        _inside(os.getpid(), lambda: None)
+        _run_inside(os.getpid(), lambda: None)
     except OSError:
         return False
     return True
@@ -51,7 +51,7 @@ def bind_datagrams(pid: int, address: str, port: int) -> socket.socket:
             raise
         return sock
 
-    return _inside(pid, make)
+    return _run_inside(pid, make)
 
 
 def open_listener(pid: int, port: int, address: str = "127.0.0.1") -> socket.socket:
@@ -69,15 +69,15 @@ def open_listener(pid: int, port: int, address: str = "127.0.0.1") -> socket.soc
             raise
         return sock
 
-    return _inside(pid, make)
+    return _run_inside(pid, make)
 
 
 def open_socket(pid: int) -> socket.socket:
     """A socket that connects from there."""
-    return _inside(pid, socket.socket)
+    return _run_inside(pid, socket.socket)
 
 
-def _inside(pid: int, make: Callable[[], T]) -> T:
+def _run_inside(pid: int, make: Callable[[], T]) -> T:
     found: list[T] = []
     failed: list[BaseException] = []
 

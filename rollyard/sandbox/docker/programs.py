@@ -87,10 +87,8 @@ class DockerPrograms(ProgramCalls):
                 truncated=output.truncated, duration_s=time.monotonic() - started,
             )  # fmt: skip
         except (asyncio.CancelledError, SandboxInterrupted):
-            with (
-                anyio.move_on_after(_GRACE_S, shield=True),
-                contextlib.suppress(SandboxError),
-            ):  # the first error is reported
+            with anyio.move_on_after(_GRACE_S, shield=True), contextlib.suppress(SandboxError):
+                # The first error is reported
                 await self._end(mark, user)
             raise
         if code == 125 and output.stderr.startswith(nonce.encode()):
@@ -109,9 +107,9 @@ class DockerPrograms(ProgramCalls):
         self, script: str, *args: str, stdin: bytes | None = None, timeout: float = job_shim.STEP_S
     ) -> Exit:
         """A short script of our own, as root."""
-        return await self.plain(["/bin/sh", "-c", script, "rollyard", *args], stdin=stdin, timeout=timeout)
+        return await self.exec_plain(["/bin/sh", "-c", script, "rollyard", *args], stdin=stdin, timeout=timeout)
 
-    async def plain(
+    async def exec_plain(
         self,
         cmd: Sequence[str],
         *,
@@ -247,7 +245,7 @@ class DockerPrograms(ProgramCalls):
         """By the program's own user, who alone may read its environment, and by root."""
         for who in dict.fromkeys((user, ROOT)):
             try:
-                await job_shim.kill_tree(self.plain, mark, user=who)
+                await job_shim.kill_tree(self.exec_plain, mark, user=who)
             except SandboxGone:
                 return
 

@@ -29,7 +29,7 @@ from rollyard.sandbox.docker.container import SOCKET_DIR
 from rollyard.sandbox.docker.engine import Stream
 from rollyard.sandbox.docker.programs import ROOT, DockerPrograms
 from rollyard.sandbox.relay import HostRelay, program
-from rollyard.sandbox.relay.way import nothing_there
+from rollyard.sandbox.relay.port_access import no_listener_error
 from rollyard.sandbox.streams import SocketListener, SocketStream
 
 Route = Literal["netns", "socket", "exec"]
@@ -37,7 +37,7 @@ ROUTES: tuple[Route, ...] = ("netns", "socket", "exec")
 _DIAL_S = 15.0
 
 
-class Way(Protocol):
+class PortAccess(Protocol):
     async def listen(self, port: int) -> Listener: ...
     async def dial(self, port: int) -> ByteStream: ...
     def renewing(self) -> AbstractAsyncContextManager[None]:
@@ -47,7 +47,7 @@ class Way(Protocol):
     async def aclose(self) -> None: ...
 
 
-class NetnsWay:
+class NetnsAccess:
     """`pid` is the container's first process, as this machine counts."""
 
     def __init__(self, pid: int, sandbox_id: str) -> None:
@@ -83,7 +83,7 @@ class NetnsWay:
                 await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
         except (OSError, TimeoutError) as error:
             sock.close()
-            raise nothing_there(port, self._id, error) from error
+            raise no_listener_error(port, self._id, error) from error
         return SocketStream(sock)
 
     def renewing(self) -> AbstractAsyncContextManager[None]:

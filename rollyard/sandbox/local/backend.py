@@ -153,7 +153,7 @@ class LocalBackend:
         spec = self._place(spec)
         if spec.network == "host":
             self._log.warning("sandbox.host_network", image=spec.image)
-        return PendingSandbox(lambda: self._patiently(spec))
+        return PendingSandbox(lambda: self._open_when_free(spec))
 
     def pool(self, spec: SandboxSpec, size: int) -> SandboxPool:
         """`async with backend.pool(spec, 8) as pool: box = await pool.take()`."""
@@ -162,7 +162,7 @@ class LocalBackend:
         check(spec, self._give(spec), self._mounts)
         self._gpus.check(spec.resources, lifetime=spec.lifetime)
         spec = self._place(spec)
-        return SandboxPool(lambda: self._patiently(spec), size)
+        return SandboxPool(lambda: self._open_when_free(spec), size)
 
     def _place(self, spec: SandboxSpec) -> SandboxSpec:
         """An overlay cannot be written to on another one, as the root of most containers is: then it is in memory."""
@@ -175,7 +175,7 @@ class LocalBackend:
         )
         return msgspec.structs.replace(spec, disk="tmpfs")
 
-    async def _patiently(self, spec: SandboxSpec) -> LocalSandbox:
+    async def _open_when_free(self, spec: SandboxSpec) -> LocalSandbox:
         async with self._throttle.place(len(self._boxes)):
             return await retry_open(lambda: self._open(spec), self._limits, timeout=spec.boot_s)
 

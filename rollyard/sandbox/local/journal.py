@@ -38,7 +38,7 @@ _told: set[Path] = set()
 
 
 @contextlib.contextmanager
-def _stepping_over(path: Path) -> Generator[None]:
+def _skip_errors(path: Path) -> Generator[None]:
     try:
         yield
     except FileNotFoundError:
@@ -215,11 +215,11 @@ class SandboxJournal:
         removed is stepped over and told once: nothing that one sandbox left may keep others from starting."""
         gone: list[str] = []
         for path in self.root.glob(".*"):
-            with _stepping_over(path):
+            with _skip_errors(path):
                 if time.time() - path.stat().st_mtime > _HALF_MADE_S:
                     folders.remove(path)
         for home in self.homes():
-            with _stepping_over(home.path):
+            with _skip_errors(home.path):
                 if not home.is_locked():
                     self._remove(home)
                     gone.append(home.path.name)

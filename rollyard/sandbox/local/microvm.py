@@ -27,10 +27,11 @@ from rollyard.sandbox.local.journal import Home
 from rollyard.sandbox.local.probe import Level
 
 VARIABLE = "ROLLYARD_MICROVM_KERNEL"
+# By a name on PATH, or where packages put them
 PROGRAMS = {
     "qemu-system-x86_64": ("qemu-system-x86_64",),
     "virtiofsd": ("virtiofsd", "/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd", "/usr/lib/virtiofsd"),
-}  # by a name on PATH, or where packages put them
+}
 _LINKS = tuple(map(Path, ("/lib", "/lib64", "/bin", "/sbin")))
 _OVERHEAD_MB = 384  # qemu, virtiofsd and what keeps programs, beside the guest's memory
 _GUEST_MB = 128  # the guest's kernel, its first files and its first program, beside what programs may use

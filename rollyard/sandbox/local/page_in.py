@@ -26,9 +26,8 @@ from rollyard.sandbox.local.page_out import find_private
 THREADS = 4
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _PAGEMAP_SCAN = 0xC0606610  # Linux 6.7
-_SCAN = struct.Struct(
-    "=12Q"
-)  # size, flags, start, end, walk_end, vec, vec_len, max_pages, inverted, mask, any_of, returned
+# Size, flags, start, end, walk_end, vec, vec_len, max_pages, inverted, mask, any_of, returned
+_SCAN = struct.Struct("=12Q")
 _REGIONS = 4096  # that one call tells: start, end, kinds
 _PRESENT = 1 << 3
 _MOST = 1024  # pages of one call

@@ -166,7 +166,9 @@ class MachineProvider(SandboxProvider):
     def delete_now(self, ids: Sequence[str], seconds: float) -> Sequence[str]:
         sent = _header(self.command("delete", *ids))
         try:
-            done = subprocess.run(self._shell.once(), input=sent, capture_output=True, timeout=seconds, check=False)
+            done = subprocess.run(
+                self._shell.one_shell(), input=sent, capture_output=True, timeout=seconds, check=False
+            )
         except (OSError, subprocess.TimeoutExpired):
             return ids
         return [] if done.returncode == 0 else ids

@@ -51,7 +51,7 @@ class MachineShell(ABC):
     name: str
 
     @abstractmethod
-    def once(self) -> Sequence[str]:
+    def one_shell(self) -> Sequence[str]:
         """The argv of a shell that reads its script from stdin, on a connection of its own."""
 
     @abstractmethod
@@ -69,12 +69,12 @@ class MachineShell(ABC):
 class LocalShell(MachineShell):
     name = "this machine"
 
-    def once(self) -> Sequence[str]:
+    def one_shell(self) -> Sequence[str]:
         return ["/bin/sh", "-c", BOOT]
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncGenerator[Sequence[str]]:
-        yield self.once()
+        yield self.one_shell()
 
 
 class SharedConnection(msgspec.Struct, kw_only=True):
@@ -100,14 +100,14 @@ class SSHShell(MachineShell):
         self._numbers = itertools.count()
         self._place: str | None = None
 
-    def once(self) -> Sequence[str]:
+    def one_shell(self) -> Sequence[str]:
         alone = ["-o", "ControlPath=none"] if self._own else []
         return ["ssh", *self._options, *alone, self._host, f"exec /bin/sh -c '{BOOT}'"]
 
     @contextlib.asynccontextmanager
     async def session(self) -> AsyncGenerator[Sequence[str]]:
         if not self._own:
-            yield self.once()
+            yield self.one_shell()
             return
         one = await self._take()
         try:

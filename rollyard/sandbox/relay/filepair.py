@@ -49,7 +49,7 @@ POLL_S = 12.0  # the program rings every five seconds: one that does not is look
 _QUICK_S = 30.0
 
 
-class Says(Protocol):
+class RunScript(Protocol):
     """Runs a script in the sandbox, again when its answer is lost: all of the above may be repeated."""
 
     async def __call__(self, script: str, *args: str, timeout: float) -> Exit: ...
@@ -59,9 +59,9 @@ class HostFilePair:
     """`place` is a directory for it in the sandbox, `put` makes a file there."""
 
     def __init__(
-        self, say: Says, put: Callable[[str, bytes], Awaitable[None]], place: str, *, poll_s: float = POLL_S
+        self, run_script: RunScript, put: Callable[[str, bytes], Awaitable[None]], place: str, *, poll_s: float = POLL_S
     ) -> None:
-        self._say, self._put, self._place, self._poll_s = say, put, place, poll_s
+        self._run_script, self._put, self._place, self._poll_s = run_script, put, place, poll_s
         self._buffer = bytearray()
         self._sent = 0
         self._filled, self._drained = asyncio.Event(), asyncio.Event()
@@ -71,7 +71,7 @@ class HostFilePair:
 
     async def start(self, argv: Sequence[str]) -> None:
         """`argv` is the relay's program; it gets the paths of the files."""
-        done = await self._say(_START, self._place, *argv, f"files:{self._place}", timeout=_QUICK_S)
+        done = await self._run_script(_START, self._place, *argv, f"files:{self._place}", timeout=_QUICK_S)
         if not done.ok:
             raise SandboxError(f"the relay could not be started: {done.text[-300:].strip()}")
         self._appending = asyncio.create_task(self._append(), name="rollyard-relay-append")
@@ -82,7 +82,7 @@ class HostFilePair:
         while True:
             if offset - freed >= FREED:
                 freed = offset
-            done = await self._say(_POLL, self._place, str(offset), str(CHUNK), str(freed), timeout=self._poll_s)
+            done = await self._run_script(_POLL, self._place, str(offset), str(CHUNK), str(freed), timeout=self._poll_s)
             if not done.ok:
                 raise SandboxGone(f"the relay's files are gone: {done.text[-200:].strip()}")
             state, _, data = done.stdout.partition(b"\n")
@@ -109,29 +109,29 @@ class HostFilePair:
                 self._filled.clear()
                 while self._buffer:
                     data = bytes(self._buffer[: 8 * HELD])
-                    await self._land(data)
+                    await self._append_piece(data)
                     del self._buffer[: len(data)]
                     self._drained.set()
         except SandboxError as error:
             self._broken = error
             self._drained.set()
 
-    async def _land(self, data: bytes) -> None:
+    async def _append_piece(self, data: bytes) -> None:
         end, carried, given = self._sent + len(data), "", base64.b64encode(data).decode()
         if len(data) > INLINE:
             self._parts += 1
             carried, given = f"{self._place}/part{self._parts % 2}", ""
             await self._put(carried, data)
-        done = await self._say(_APPEND, self._place, str(self._sent), str(end), carried, given, timeout=_QUICK_S)
+        done = await self._run_script(_APPEND, self._place, str(self._sent), str(end), carried, given, timeout=_QUICK_S)
         if not done.ok:
             raise SandboxGone(f"the relay does not take what is sent to it: exit code {done.exit_code}")
         self._sent = end
 
     async def log(self) -> bytes:
-        return (await self._say(_LOG, self._place, timeout=_QUICK_S)).stdout
+        return (await self._run_script(_LOG, self._place, timeout=_QUICK_S)).stdout
 
     async def aclose(self) -> None:
         """Ends the program and removes the files."""
         if self._appending is not None:
             self._appending.cancel()
-        await self._say(_CLOSE, self._place, timeout=_QUICK_S)
+        await self._run_script(_CLOSE, self._place, timeout=_QUICK_S)

@@ -156,9 +156,8 @@ class HostRelay:
 
     async def listen(self, port: int = 0) -> RelayListener:
         number = self._next
-        listener = self._listeners[number] = RelayListener(
-            self, number
-        )  # before it is bound: a connection may come at once
+        # Before it is bound: a connection may come at once
+        listener = self._listeners[number] = RelayListener(self, number)
         try:
             listener.port = int(await self._call(protocol.LISTEN, port))
         except BaseException:  # cancelled too: this number is not asked for again

@@ -24,7 +24,7 @@ from rollyard.sandbox.paths import ROOT
 from rollyard.sandbox.pending import PendingSandbox
 from rollyard.sandbox.remote.box import RemoteSandbox
 from rollyard.sandbox.remote.errors import SecretFilter, gone_error, translate_errors
-from rollyard.sandbox.remote.images import MadeImage, RemoteImages
+from rollyard.sandbox.remote.images import BuiltImage, RemoteImages
 from rollyard.sandbox.remote.provider import FoundSandbox, SandboxLink, SandboxProvider, SandboxRequest
 from rollyard.sandbox.retry import LOOKS, OpenLimits, Throttle, retry_open
 from rollyard.sandbox.teardown import Owned, delete_all, not_deleted, to_reap
@@ -127,7 +127,7 @@ class RemoteBackend:
 
     def open(self, spec: SandboxSpec) -> PendingSandbox[RemoteSandbox]:
         self._check(spec)
-        return PendingSandbox(lambda: self._patiently(spec))
+        return PendingSandbox(lambda: self._open_when_free(spec))
 
     async def build_image(self, folder: str, *, resources: Resources, timeout_s: float) -> str:
         """The image of a folder's Dockerfile; equal folders are built once. See `RemoteImages`."""
@@ -200,9 +200,9 @@ class RemoteBackend:
         if self._can.max_ttl_s is not None and spec.ttl_s > self._can.max_ttl_s:
             raise Unsupported(f"the {self.name} backend keeps a sandbox for {self._can.max_ttl_s:g} s at most")
 
-    async def _patiently(self, spec: SandboxSpec) -> RemoteSandbox:
+    async def _open_when_free(self, spec: SandboxSpec) -> RemoteSandbox:
         async with self._throttle.place(len(self._boxes)):
-            making = asyncio.ensure_future(self._one(spec, str(uuid.uuid4())))
+            making = asyncio.ensure_future(self._open_one(spec, str(uuid.uuid4())))
             try:
                 return await asyncio.shield(making)
             except asyncio.CancelledError:
@@ -213,7 +213,7 @@ class RemoteBackend:
                 making.cancel()
                 raise
 
-    async def _one(self, spec: SandboxSpec, key: str) -> RemoteSandbox:
+    async def _open_one(self, spec: SandboxSpec, key: str) -> RemoteSandbox:
         """Exactly one sandbox, or none. A create that broke may have made one: a provider that knows the key gives it out the
         next time, and what one that does not has made too many is found by its label and deleted."""
         spec, made = self._with_image(spec)
@@ -248,7 +248,7 @@ class RemoteBackend:
             self._leases[box.id] = asyncio.create_task(self._hold(box), name=f"rollyard-lease-{box.id}")
         return box
 
-    def _with_image(self, spec: SandboxSpec) -> tuple[SandboxSpec, MadeImage | None]:
+    def _with_image(self, spec: SandboxSpec) -> tuple[SandboxSpec, BuiltImage | None]:
         """A spec with what its image's Dockerfile says about programs, where this backend built it."""
         made = self._images.find(spec.image)
         if made is None:
@@ -262,14 +262,12 @@ class RemoteBackend:
             user=spec.user or built.user,
         ), made
 
-    async def _carry_out(self, made: MadeImage, box: RemoteSandbox, spec: SandboxSpec) -> None:
+    async def _carry_out(self, made: BuiltImage, box: RemoteSandbox, spec: SandboxSpec) -> None:
         try:
             await self._images.carry_out(made, box, spec.boot_s)
         except BaseException:  # cancelled too: half of an image is of no use
-            with (
-                anyio.move_on_after(_CLEANUP_S, shield=True),
-                contextlib.suppress(Error),
-            ):  # the first error is reported
+            with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):
+                # The first error is reported
                 await self._delete(box.id)
             raise
 
@@ -301,10 +299,8 @@ class RemoteBackend:
             if not done.ok:
                 raise SandboxError(f"sandbox {box.id} could not be prepared: {done.text[-300:].strip()}")
         except BaseException:  # cancelled too: an unprepared sandbox has no owner to end it
-            with (
-                anyio.move_on_after(_CLEANUP_S, shield=True),
-                contextlib.suppress(Error),
-            ):  # the first error is reported
+            with anyio.move_on_after(_CLEANUP_S, shield=True), contextlib.suppress(Error):
+                # The first error is reported
                 await self._delete(box.id)
             raise
         box.info = msgspec.structs.replace(box.info, expires_at=time.time() + spec.ttl_s)

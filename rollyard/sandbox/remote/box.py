@@ -24,7 +24,7 @@ from rollyard.core.sandbox import Capabilities, SandboxInfo
 from rollyard.sandbox import job_shim
 from rollyard.sandbox.job_shim import ShimJob
 from rollyard.sandbox.paths import ROOT
-from rollyard.sandbox.relay import HostRelay, RelayWay, program
+from rollyard.sandbox.relay import HostRelay, RelayAccess, program
 from rollyard.sandbox.relay.filepair import HostFilePair
 from rollyard.sandbox.remote.errors import translate_errors
 from rollyard.sandbox.remote.files import RemoteFiles
@@ -45,7 +45,7 @@ class RemoteJob(ShimJob):
     def __init__(
         self, box: RemoteSandbox, job_id: str, *, started: float | None = None, program: LiveProgram | None = None
     ) -> None:
-        super().__init__(box.plain, job_id, started=started)
+        super().__init__(box.exec_plain, job_id, started=started)
         self._box, self._program = box, program
 
     async def write(self, data: bytes) -> None:
@@ -83,7 +83,7 @@ class RemoteSandbox(RemoteFiles):
         self.lease_s, self.paused = math.inf, False
         self._own, self._forget = own, forget
         self._killing = asyncio.Lock()
-        self._way = RelayWay(self._start_relay, self.id)
+        self._access = RelayAccess(self._start_relay, self.id)
         self._log = Log(f"rollyard.sandbox.{info.backend}")
 
     async def ask(self, call: Awaitable[T], *, timeout: float = _CALL_S) -> T:
@@ -96,7 +96,7 @@ class RemoteSandbox(RemoteFiles):
         argv, env, user = program.argv, program.env, program.user
         link, name, place = self._link_of(user), program.job_id or new_id("job"), self._place(program.cwd)
         if not program.stdin:
-            await job_shim.launch(self.plain, msgspec.structs.replace(program, job_id=name, cwd=place))
+            await job_shim.launch(self.exec_plain, msgspec.structs.replace(program, job_id=name, cwd=place))
             return RemoteJob(self, name)
         if not isinstance(link, StreamingLink):
             raise Unsupported(f"jobs of the {self.info.backend} backend have no stdin", hint="give input in a file")
@@ -116,13 +116,13 @@ class RemoteSandbox(RemoteFiles):
 
     async def kill_processes(self) -> None:
         """All that were started through this backend, and what they started; the relay is none of them."""
-        await job_shim.kill_all(self.plain)
+        await job_shim.kill_all(self.exec_plain)
 
     async def listen(self, port: int = 0) -> Listener:
-        return await self._way.listen(port)
+        return await self._access.listen(port)
 
     async def dial(self, port: int) -> ByteStream:
-        return await self._way.dial(port)
+        return await self._access.dial(port)
 
     async def _start_relay(self, stack: AsyncExitStack) -> HostRelay:
         argv, link = program.command(await self.repeat_script(program.FIND)), self._link
@@ -209,7 +209,7 @@ class RemoteSandbox(RemoteFiles):
             )
             self._dead = True
             self._forget(self.id)
-        await self._way.aclose()
+        await self._access.aclose()
         self.close_link()
         return done
 

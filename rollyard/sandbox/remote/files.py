@@ -44,7 +44,7 @@ class RemoteFiles(RemotePrograms, PathSteps):
             except (SandboxError, ConfigError) as error:
                 if isinstance(error, PathError) or error.retry not in _REFUSED:
                     raise
-        size, _, body = (await self._again(_READ, path, str(max_bytes), str(_SMALL))).partition(b"\n")
+        size, _, body = (await self._repeat_step(_READ, path, str(max_bytes), str(_SMALL))).partition(b"\n")
         if int(size) > max_bytes:
             raise PathError(path, "EFBIG", hint=f"it is larger than max_bytes={max_bytes}")
         if int(size) <= _SMALL:
@@ -71,11 +71,11 @@ class RemoteFiles(RemotePrograms, PathSteps):
                     raise
         mode_text = f"{mode:o}" if mode is not None else ""
         if len(raw) <= _INLINE:
-            await self._again(_WRITE, path, "", mode_text, base64.b64encode(raw).decode(), user=user)
+            await self._repeat_step(_WRITE, path, "", mode_text, base64.b64encode(raw).decode(), user=user)
             return None
         name = new_id("put")
         await self._put(f"{ROOT}/x/{name}", raw, user)
         try:
-            await self._again(_WRITE, path, f"{ROOT}/x/{name}", mode_text, "", user=user, timeout=TREE_S)
+            await self._repeat_step(_WRITE, path, f"{ROOT}/x/{name}", mode_text, "", user=user, timeout=TREE_S)
         finally:
             await self._discard(name, user=user)

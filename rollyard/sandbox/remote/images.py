@@ -32,7 +32,7 @@ _BAKE_S = 1800.0
 _LOOK_S = 2.0
 
 
-class MadeImage(msgspec.Struct, frozen=True, kw_only=True):
+class BuiltImage(msgspec.Struct, frozen=True, kw_only=True):
     """What a Dockerfile gave: the image to open, what programs in it are started with, and the folder of a Dockerfile that is
     still to be carried out in each sandbox."""
 
@@ -50,10 +50,10 @@ class RemoteImages:
     ) -> None:
         self._backend, self._provider, self._default, self._name = backend, provider, default, name
         self._network_none = network_none
-        self._made: dict[str, MadeImage] = {}
+        self._made: dict[str, BuiltImage] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
-    def find(self, image: str) -> MadeImage | None:
+    def find(self, image: str) -> BuiltImage | None:
         return self._made.get(image)
 
     async def build(self, folder: str, resources: Resources, timeout_s: float) -> str:
@@ -69,7 +69,7 @@ class RemoteImages:
         kept = await self._keep(name, meant.image, resources, act)
         image = kept or name
         left = None if kept else folder
-        self._made[image] = MadeImage(image=kept or meant.image, built=meant, resources=resources, folder=left)
+        self._made[image] = BuiltImage(image=kept or meant.image, built=meant, resources=resources, folder=left)
         return image
 
     async def bake(
@@ -87,7 +87,7 @@ class RemoteImages:
         kept = await self._keep(name, image, resources, act)
         if kept is not None:
             built = made.built if made is not None else Built(image=kept, workdir="")
-            self._made[kept] = MadeImage(image=kept, built=built, resources=resources)
+            self._made[kept] = BuiltImage(image=kept, built=built, resources=resources)
         return kept
 
     async def find_baked(self, image: str, layer: str, *, title: str, resources: Resources) -> str | None:
@@ -96,7 +96,7 @@ class RemoteImages:
     def _name_baked(self, image: str, layer: str, title: str, resources: Resources) -> str:
         return name_image(title, self._means(image).encode(), layer.encode(), msgspec.json.encode(resources))
 
-    async def carry_out(self, made: MadeImage, box: RemoteSandbox, timeout_s: float) -> None:
+    async def carry_out(self, made: BuiltImage, box: RemoteSandbox, timeout_s: float) -> None:
         assert made.folder is not None
         await carry_out(made.folder, self._backend, box, BuildOptions(timeout_s=timeout_s, network=self._network))
 

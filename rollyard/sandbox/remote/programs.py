@@ -61,7 +61,7 @@ class RemotePrograms(ProgramCalls):
     async def _exec(self, program: Program, timeout: float) -> Exit:
         mark, began, place = new_id("exec"), time.monotonic(), self._place(program.cwd)
         argv, user, most = program.argv, program.user, program.output_limit
-        run, root = partial(self.plain, user=user), f"{ROOT}/x"
+        run, root = partial(self.exec_plain, user=user), f"{ROOT}/x"
         # A provider that streams lets one call stand for as long as the program runs; our own deadline comes first.
         one_call_s = timeout + _SPARE_S if isinstance(self._link, StreamingLink) else None
         try:
@@ -92,7 +92,7 @@ class RemotePrograms(ProgramCalls):
         await self._discard(mark, f"{mark}.in", user=user)
         return done
 
-    async def plain(
+    async def exec_plain(
         self,
         cmd: Sequence[str],
         *,
@@ -123,7 +123,7 @@ class RemotePrograms(ProgramCalls):
         return f"/bin/sh {path}"
 
     async def script(self, script: str, *args: str, user: str | None = None, timeout: float = job_shim.STEP_S) -> Exit:
-        return await self.plain(["/bin/sh", "-c", script, "rollyard", *args], cwd="/", user=user, timeout=timeout)
+        return await self.exec_plain(["/bin/sh", "-c", script, "rollyard", *args], cwd="/", user=user, timeout=timeout)
 
     async def repeat_script(self, script: str, *args: str, timeout: float = job_shim.STEP_S) -> Exit:
         """A script that does no harm when it is run twice."""

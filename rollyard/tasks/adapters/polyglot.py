@@ -133,9 +133,8 @@ def _write(name: str, exercise: Path, options: Mapping[str, Any], folder: Path) 
         "verifier": {"timeout_sec": 330.0},
     }
     placed = _place_examples(exercise, files["example"], solution)
-    examples = {
-        path: data for path, data in placed.items() if visible.get(path) != data
-    }  # the agent has that one already
+    # The agent has that one already
+    examples = {path: data for path, data in placed.items() if visible.get(path) != data}
     lines = [
         f"mkdir -p {WORKDIR}/{PurePosixPath(path).parent} && cp /solution/answer/{path} {WORKDIR}/{path}"
         for path in examples

@@ -118,18 +118,17 @@ if python3 -I -S /tests/log_check.py {_LOG} /tests/tests.json {_RECORD}; then re
 echo $reward > /logs/verifier/reward.txt
 """
 _ORIGINALS = "originals.tar.gz"  # test files of the base, where its repository is at hand
-_BASE = (
-    "/opt/base.git"  # the one commit of a tree that was built, where the agent's changes to it do not reach the judge
-)
+# The one commit of a tree that was built, where the agent's changes to it do not reach the judge
+_BASE = "/opt/base.git"
 _TOOLS = ("pip", "setuptools", "wheel")
-_TESTBED = re.compile(
-    r"(?:^|/)(?:sweb\.eval|swesmith)\."
-)  # images whose packages are in a conda environment of that name
+# Images whose packages are in a conda environment of that name
+_TESTBED = re.compile(r"(?:^|/)(?:sweb\.eval|swesmith)\.")
+# What their shells do at a login, for programs that are started by no login shell
 _ACTIVE = {
     "PATH": "/opt/miniconda3/envs/testbed/bin:/opt/miniconda3/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "CONDA_PREFIX": "/opt/miniconda3/envs/testbed",
     "CONDA_DEFAULT_ENV": "testbed",
-}  # what their shells do at a login, for programs that are started by no login shell
+}
 _INSTALL = "python -m pip install -e ."
 _REPO = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _COMMIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]*")
@@ -279,7 +278,10 @@ def _write(one: SweInstance, options: Mapping[str, Any], folder: Path) -> None:
     inside = importlib.resources.files("rollyard.inside")
     plan = _plan(one, _restore(one, originals=bool(repositories)), built=bool(repositories))
     if not repositories and one.reverse:
-        environment = {"Dockerfile": f"FROM {one.image}\nCOPY fault.patch /tmp/\n{_faulty()}", "fault.patch": one.patch}
+        environment = {
+            "Dockerfile": f"FROM {one.image}\nCOPY fault.patch /tmp/\n{_apply_fault()}",
+            "fault.patch": one.patch,
+        }
     table = {
         "metadata": {
             "repo": one.repo,
@@ -404,7 +406,7 @@ def _enter_venv(place: str) -> list[str]:
     return [f"mkdir -p {place} && cp /opt/testbed/pyvenv.cfg {place}/ && ln -sfn /opt/testbed/lib {place}/lib"]
 
 
-def _faulty() -> str:
+def _apply_fault() -> str:
     """The fault laid in, as part of the one commit that there is."""
     command = f"cd {_WORKDIR} && git apply /tmp/fault.patch && rm -rf /tmp/fault.patch .git && {ONE_COMMIT} && cp -a .git {_BASE}"
     return f"RUN {command}\nWORKDIR {_WORKDIR}\n"

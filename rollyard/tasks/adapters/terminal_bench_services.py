@@ -15,9 +15,8 @@ import yaml
 
 from rollyard.core.errors import ConfigError
 
-_AGENT = (
-    "T_BENCH_TASK_DOCKER_CLIENT_CONTAINER_NAME"  # the harness gives this name to the container that the agent works in
-)
+# The harness gives this name to the container that the agent works in
+_AGENT = "T_BENCH_TASK_DOCKER_CLIENT_CONTAINER_NAME"
 _HARNESS = "${T_BENCH"
 _NO_EFFECT = ("container_name", "ports", "networks", "links", "platform", "stdin_open", "tty")
 _PLAIN = {"build": ".", "command": ["sh", "-c", "sleep infinity"]}  # the task's own Dockerfile, and nothing else
@@ -67,7 +66,7 @@ def _build(
     if build is None and not mounts:
         return None, {}
     settings: dict[str, Any] = build if isinstance(build, dict) else {"context": build or "."}
-    context, file = _inside(settings.get("context", ".")), str(settings.get("dockerfile", "Dockerfile"))
+    context, file = _path_inside(settings.get("context", ".")), str(settings.get("dockerfile", "Dockerfile"))
     if set(settings) - {"context", "dockerfile"}:
         raise ConfigError(f"docker-compose.yaml: services.{name}.build: only context and dockerfile are understood")
     if build is not None and file == "Dockerfile" and not mounts:
@@ -83,7 +82,7 @@ def _build(
         dockerfile = found if isinstance(found, str) else found.decode()
     for mount in mounts:
         host, _, inside = mount.partition(":")
-        place, inside = _inside(host), inside.partition(":")[0]
+        place, inside = _path_inside(host), inside.partition(":")[0]
         copied = {
             path: data for path, data in environment.items() if place in (".", path) or path.startswith(f"{place}/")
         }
@@ -96,5 +95,5 @@ def _build(
     return folder, {f"{folder}/{path}": data for path, data in {**files, "Dockerfile": dockerfile}.items()}
 
 
-def _inside(path: Any) -> str:
+def _path_inside(path: Any) -> str:
     return PurePosixPath(str(path)).as_posix() if str(path) not in ("./", ".") else "."

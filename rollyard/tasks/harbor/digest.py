@@ -59,12 +59,12 @@ def _tree_digest(path: Path) -> str:
         return file_digest(path)
     root = path.resolve()
     found = (path / name for name in folders.entries(path))
-    files = sorted(p for p in found if (p.is_file() or _leaves(p, root)) and "__pycache__" not in p.parts)
-    lines = (f"{_rel(p, path)}\0{str(p.readlink()) if _leaves(p, root) else file_digest(p)}\n" for p in files)
+    files = sorted(p for p in found if (p.is_file() or _leads_out(p, root)) and "__pycache__" not in p.parts)
+    lines = (f"{_rel(p, path)}\0{str(p.readlink()) if _leads_out(p, root) else file_digest(p)}\n" for p in files)
     return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _leaves(path: Path, root: Path) -> bool:
+def _leads_out(path: Path, root: Path) -> bool:
     """A link out of the tree is what it says, and not the file of this machine that it leads to."""
     return path.is_symlink() and not path.resolve().is_relative_to(root)
 

@@ -13,7 +13,7 @@ from rollyard.tasks.harbor.taskfile import TaskFolder
 COMPOSE = ("docker-compose.yaml", "docker-compose.yml", "compose.yaml", "compose.yml")
 
 
-def read_site(load: TaskFolder, table: schema.EnvironmentTable, field: str, directory: Path) -> Site:
+def read_site(load: TaskFolder, table: schema.EnvironmentTable, directory: Path) -> Site:
     network, hosts = load.network(table)
     compose = next((directory / name for name in COMPOSE if (directory / name).is_file()), None)
     found = Site(

@@ -45,7 +45,7 @@ def _load_folder(root: Path) -> Task:
     load = TaskFolder(root)
     file, extra = load.file, load.extra
     try:
-        site = read_site(load, file.environment, "environment", root / "environment")
+        site = read_site(load, file.environment, root / "environment")
         steps = tuple(_step(load, step, number) for number, step in enumerate(file.steps or ()))
         verifier = None if steps else read_verifier(load, None, "verifier")
         limits = _limits(load, steps)

@@ -64,22 +64,22 @@ def _own_site(load: TaskFolder, step: schema.StepTable | None) -> tuple[Site | N
     """A separate verifier's place, and whether its image brings the tests. None: a fresh copy of the task's own."""
     task_table = load.file.verifier
     table = (step.verifier.environment if step is not None else None) or task_table.environment
-    candidates = [("verifier", task_table.environment, load.root / "tests")]
+    candidates = [(task_table.environment, load.root / "tests")]
     if step is not None:
         tests = load.root / "steps" / step.name / "tests"
-        candidates.insert(0, (f"steps.{step.name}.verifier", step.verifier.environment, tests))
-    for field, environment, tests in candidates:
+        candidates.insert(0, (step.verifier.environment, tests))
+    for environment, tests in candidates:
         image = environment.docker_image if environment is not None else None
         if image is None and not any((tests / name).is_file() for name in ("Dockerfile", *COMPOSE)):
             continue
         described = table or load.file.environment
-        site = read_site(load, described, f"{field}.environment" if table else "environment", tests)
+        site = read_site(load, described, tests)
         if image is not None:
             return msgspec.structs.replace(site, image=image, build=None, compose=None), True
         return msgspec.structs.replace(site, image="host"), True
     if table is None:
         return None, False
-    own = read_site(load, table, "verifier.environment", load.root / "environment")
+    own = read_site(load, table, load.root / "environment")
     return msgspec.structs.replace(own, image=load.extra.image or load.file.environment.docker_image or "host"), False
 
 

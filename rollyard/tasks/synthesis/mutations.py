@@ -101,13 +101,13 @@ class _Text:
 
 def _change_comparison(text: _Text, node: ast.AST) -> Iterator[Edit]:
     if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _COMPARISONS:
-        yield _between(text, node.left, _COMPARISONS[type(node.ops[0])], node.comparators[0])
+        yield _edit_between(text, node.left, _COMPARISONS[type(node.ops[0])], node.comparators[0])
 
 
 def _change_boolean(text: _Text, node: ast.AST) -> Iterator[Edit]:
     if isinstance(node, ast.BoolOp):
         other = "or" if isinstance(node.op, ast.And) else "and"
-        yield _between(text, node.values[0], other, node.values[1])
+        yield _edit_between(text, node.values[0], other, node.values[1])
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield text.put(node, b"(" + text.of(node.operand) + b")")
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
@@ -120,7 +120,7 @@ def _change_arithmetic(text: _Text, node: ast.AST) -> Iterator[Edit]:
     left, right = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.target, node.value)
     if not (_is_text(left) or _is_text(right)):
         sign = _ARITHMETIC[type(node.op)]
-        yield _between(text, left, sign if isinstance(node, ast.BinOp) else f"{sign}=", right)
+        yield _edit_between(text, left, sign if isinstance(node, ast.BinOp) else f"{sign}=", right)
 
 
 def _be_off_by_one(text: _Text, node: ast.AST) -> Iterator[Edit]:
@@ -225,7 +225,7 @@ def _is_guard(node: ast.AST) -> bool:
     )
 
 
-def _between(text: _Text, left: ast.AST, sign: str, right: ast.AST) -> Edit:
+def _edit_between(text: _Text, left: ast.AST, sign: str, right: ast.AST) -> Edit:
     """What stands between two operands, with their brackets kept, as another operator."""
     start, end = text.span(left)[1], text.span(right)[0]
     closing = text.data[start:end].count(b")")

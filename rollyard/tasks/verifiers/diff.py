@@ -48,9 +48,9 @@ def make(spec: VerifierSpec, policy: Policy | None) -> Verifier:
         notes: list[str] = []
         for name, content in wanted.items():
             found = await _read(sandbox, await _absolute(sandbox, name))
-            checks[name] = _same(found, content, options.ignore_space)
+            checks[name] = _is_same(found, content, options.ignore_space)
             if not checks[name]:
-                notes.append(f"{name}: {_say(found, content)}")
+                notes.append(f"{name}: {_describe(found, content)}")
         if options.patch is not None:
             if rollout.diff is None:
                 return Verdict(status="failed", error="the rollout carries no patch to compare")
@@ -77,7 +77,7 @@ async def _read(sandbox: Sandbox, path: str) -> bytes | None:
         return None
 
 
-def _same(found: bytes | None, wanted: bytes | None, loose: bool) -> bool:
+def _is_same(found: bytes | None, wanted: bytes | None, loose: bool) -> bool:
     if found is None or wanted is None or not loose:
         return found == wanted
     return _lines(found) == _lines(wanted)
@@ -87,7 +87,7 @@ def _lines(data: bytes) -> list[bytes]:
     return [line.rstrip() for line in data.rstrip().splitlines()]
 
 
-def _say(found: bytes | None, wanted: bytes | None) -> str:
+def _describe(found: bytes | None, wanted: bytes | None) -> str:
     if found is None:
         return "is missing"
     return "should not exist" if wanted is None else "differs from what was expected"

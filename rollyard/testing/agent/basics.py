@@ -15,9 +15,8 @@ from rollyard.testing.suite import Skip, case, check
 async def two_turns(fixture: AgentFixture) -> None:
     seen = await fixture.run()
     seen.check_solved()
-    check(
-        seen.rollout.exit_code in (0, None), f"exit code {seen.rollout.exit_code}"
-    )  # None: it lingered after its last word
+    # None: it lingered after its last word
+    check(seen.rollout.exit_code in (0, None), f"exit code {seen.rollout.exit_code}")
     check(len(seen.rollout.captured.branches) == 1, f"{len(seen.rollout.captured.branches)} branches, not one")
     check(all(turn.completion_ids for turn in seen.rollout.turns), "a turn has no sampled ids")
 

@@ -11,7 +11,6 @@ from rollyard.core.call import Call, Reply, Usage
 from rollyard.core.limits import Limits
 from rollyard.core.message import Message, Part, Text, Thinking, ToolCall
 from rollyard.policy import scripted
-from rollyard.policy.script import ScriptTurn
 from rollyard.policy.scripted_policy import finish_actions
 from rollyard.policy.toolbox import shell_call
 from rollyard.testing.agent.fixture import DONE, WRITE, AgentFixture, AgentRun
@@ -75,12 +74,12 @@ def odd_answers(call: Call) -> Reply:
     """Answers whose spelling agents like to change: white space, reasoning, the spacing of arguments."""
     results = sum(len(message.tool_results) for message in call.messages)
     if results >= 2:
-        marker = finish_actions(ScriptTurn(), call)  # agents that end by a command say so in their prompt
-        return _odd(call, marker[0].command or "", results) if marker else _reply(Text("done"))
-    return _odd(call, ["echo one > one.txt", "echo hello > out.txt"][results], results)
+        marker = finish_actions(call)  # agents that end by a command say so in their prompt
+        return _reply_oddly(call, marker[0].command or "", results) if marker else _reply(Text("done"))
+    return _reply_oddly(call, ["echo one > one.txt", "echo hello > out.txt"][results], results)
 
 
-def _odd(call: Call, command: str, number: int) -> Reply:
+def _reply_oddly(call: Call, command: str, number: int) -> Reply:
     found = shell_call(call.tools, command)
     if found is None:
         raise Skip("it offers no shell")

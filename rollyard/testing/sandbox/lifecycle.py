@@ -62,7 +62,7 @@ async def use_after_kill(fixture: SandboxFixture) -> None:
 async def ttl(fixture: SandboxFixture) -> None:
     box = await fixture.open(ttl_s=1.0)
     try:
-        await eventually(lambda: _dead(box), within=20, why="alive after its TTL")
+        await eventually(lambda: _is_dead(box), within=20, why="alive after its TTL")
         await raises(SandboxError, sh(box, "true"), "exec after the TTL")
     finally:
         await box.kill()
@@ -96,7 +96,7 @@ async def list_by_label(fixture: SandboxFixture) -> None:
         found = await fixture.backend.list(spec.labels)
         check([info.id for info in found] == [box.id], f"list by label found {[info.id for info in found]}")
         check(dict(found[0].labels) == dict(spec.labels), f"labels came back as {found[0].labels}")
-    await eventually(lambda: _none(fixture, spec.labels), within=10, why="listed after it was killed")
+    await eventually(lambda: _lists_none(fixture, spec.labels), within=10, why="listed after it was killed")
 
 
 @case("C8", "lets a second process attach and find its jobs", needs=("attach",))
@@ -129,7 +129,7 @@ async def cancelled_open(fixture: SandboxFixture) -> None:
             await (await opening).kill()
         except asyncio.CancelledError:
             continue
-    await eventually(lambda: _none(fixture, spec.labels), within=20, why="a cancelled open left a sandbox")
+    await eventually(lambda: _lists_none(fixture, spec.labels), within=20, why="a cancelled open left a sandbox")
 
 
 @case("C11", "leaves nothing when its process gets Ctrl-C", needs=("list",))
@@ -140,7 +140,7 @@ async def interrupted_process(fixture: SandboxFixture) -> None:
         check(await asyncio.wait_for(process.stdout.readline(), 45), "the other process opened no sandbox")
         process.send_signal(signal.SIGINT)
         await asyncio.wait_for(process.wait(), 30)
-    await eventually(lambda: _none(fixture, spec.labels), within=20, why="a sandbox outlived Ctrl-C")
+    await eventually(lambda: _lists_none(fixture, spec.labels), within=20, why="a sandbox outlived Ctrl-C")
 
 
 @case("C12", "leaves nothing for long after its process is killed", needs=("list",))
@@ -152,7 +152,7 @@ async def killed_process(fixture: SandboxFixture) -> None:
         process.kill()
         await process.wait()
         await fixture.backend.reap(spec.labels)
-    await eventually(lambda: _none(fixture, spec.labels), within=20, why="a sandbox outlived SIGKILL and reap")
+    await eventually(lambda: _lists_none(fixture, spec.labels), within=20, why="a sandbox outlived SIGKILL and reap")
 
 
 @case("C13", "keeps a lifetime='ttl' sandbox when its opener ends", needs=("lifetime_ttl", "attach", "list"))
@@ -167,7 +167,7 @@ async def lifetime_ttl(fixture: SandboxFixture) -> None:
         check(await out(box, "echo on") == "on", "the sandbox does not answer after its opener ended")
     finally:
         check(await box.kill() is True, "killing it from here did nothing")
-    await eventually(lambda: _none(fixture, spec.labels), within=10, why="listed after it was killed")
+    await eventually(lambda: _lists_none(fixture, spec.labels), within=10, why="listed after it was killed")
 
 
 @case("C14", "reaps by label and age, and nothing else", needs=("list",))
@@ -244,9 +244,9 @@ async def _open(fixture: SandboxFixture, spec: SandboxSpec) -> Sandbox:
     return await fixture.backend.open(spec)
 
 
-async def _dead(box: Sandbox) -> bool:
+async def _is_dead(box: Sandbox) -> bool:
     return not await box.alive()
 
 
-async def _none(fixture: SandboxFixture, labels: Mapping[str, str]) -> bool:
+async def _lists_none(fixture: SandboxFixture, labels: Mapping[str, str]) -> bool:
     return await fixture.backend.list(labels) == []

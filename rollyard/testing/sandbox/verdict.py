@@ -72,7 +72,7 @@ async def examine_backend(name: str, options: Sequence[str] = (), image: str = "
                 name=name,
                 options=given_here,
                 layer=_layer(backend),
-                mount=_share(scratch) if backend.capabilities.mounts else None,
+                mount=_open_to_all(scratch) if backend.capabilities.mounts else None,
             )
             yield SandboxCheck(fixture)
 
@@ -90,7 +90,7 @@ def _layer(backend: Backend) -> Callable[[], Awaitable[tuple[str, str]]] | None:
     return build
 
 
-def _share(scratch: str) -> str:
+def _open_to_all(scratch: str) -> str:
     """A sandbox's root is nobody on the host: a directory it may write to is open to all."""
     Path(scratch).chmod(0o777)
     return scratch

@@ -51,7 +51,7 @@ class AtroposEnvironment:
             tasks = itertools.cycle(self._tasks)
             posted = 0
             while groups is None or posted < groups:
-                if await self._enough(env_id):
+                if await self._has_enough(env_id):
                     await asyncio.sleep(_WAIT_S)
                     continue
                 posted += await self._post_group(next(tasks), env_id)
@@ -73,7 +73,7 @@ class AtroposEnvironment:
             self._log.info("atropos.waits", api=self._api, answer=str(answer.get("status")))
             await asyncio.sleep(_WAIT_S)
 
-    async def _enough(self, env_id: int) -> bool:
+    async def _has_enough(self, env_id: int) -> bool:
         status = await self._ask("GET", "/status-env", {"env_id": env_id})
         return int(status["queue_size"]) > 4 * self._size
 

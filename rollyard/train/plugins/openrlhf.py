@@ -45,7 +45,7 @@ class AgentExecutor(_agent.AgentExecutorBase):  # pyright: ignore[reportUntypedB
             chosen = zip(made.token_ids, made.logprobs, strict=True)
             return Generation(list(made.token_ids), [by_id[one].logprob for one, by_id in chosen])
 
-        rows = (await self._rollouts.group(label, generate=one_by_one(sample))).only()
+        rows = (await self._rollouts.group(label, generate=one_by_one(sample))).only_rows()
         return row_execution(main_row(rows), prompt=prompt, label=label)
 
 

@@ -66,7 +66,7 @@ class ServedGroup(NamedTuple):
     rollouts: tuple[tuple[Sample, ...], ...]
     left_out: list[dict[str, Any]]
 
-    def only(self) -> tuple[Sample, ...]:
+    def only_rows(self) -> tuple[Sample, ...]:
         """The rows of the one rollout there is, for trainers that take a rollout or an error and nothing between."""
         if self.left_out:
             raise RolloutsFailed(f"the rollout cannot be trained on: {', '.join(self.left_out[0]['reasons'])}")

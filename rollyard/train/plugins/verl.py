@@ -47,7 +47,7 @@ class AgentLoop(_verl.AgentLoopBase):  # pyright: ignore[reportUntypedBaseClass]
             raise ConfigError("the row has no task", hint="a column task, or extra_info.task, with the task's JSON")
 
         generate = one_by_one(partial(self._sample, sampling_params))
-        rows = (await self._rollouts.group(task, generate=generate)).only()
+        rows = (await self._rollouts.group(task, generate=generate)).only_rows()
         if not self._all:
             return self._output(main_row(rows))
         return [self._output(one) for one in rows]

@@ -38,7 +38,7 @@ _LOOK_S = 0.25
 _MAX_BODY = 32 * 2**20
 
 
-class NotThere(Error):
+class JobNotFound(Error):
     """No such job, or another owner's, which is the same to the caller."""
 
 
@@ -77,7 +77,7 @@ class RolloutsApi:
                 return await endpoint(request)
             except _Unauthorized:
                 return _refuse(401, "unauthorized", "the key is missing or wrong", None)
-            except NotThere as error:
+            except JobNotFound as error:
                 return _refuse(404, "not_found", error.message, error.hint)
             except JobConflict as error:
                 return _refuse(409, "conflict", error.message, error.hint)
@@ -187,7 +187,7 @@ class RolloutsApi:
     async def _job(self, request: Request) -> RolloutJob:
         found = await self._store.get_job(request.path_params["job_id"])
         if found is None or found.owner != request.state.owner:
-            raise NotThere(f"there is no job {request.path_params['job_id']}")
+            raise JobNotFound(f"there is no job {request.path_params['job_id']}")
         return found
 
     async def _view(self, job: RolloutJob) -> dict[str, Any]:

@@ -77,9 +77,8 @@ class RolloutJobs:
         tasks = await anyio.to_thread.run_sync(tasks_of, request, self._server)
         if request.callback is not None:
             self._check_callback(request.callback)
-        Run(
-            tasks, gate=self._gate, store=self._store, config=config, sandbox=self._backend
-        )  # what it refuses is reported now
+        # What it refuses is reported now
+        Run(tasks, gate=self._gate, store=self._store, config=config, sandbox=self._backend)
         now, job_id = time.time(), new_id("job")
         text = msgspec.json.encode(request).decode()
         job = RolloutJob(
@@ -127,7 +126,7 @@ class RolloutJobs:
                     self._log.exception("job.failed", job=job.id)
                     await self._store.move_job(job.id, "failed", error=f"the server failed: {type(error).__name__}")
         self._scopes.pop(job.id, None)
-        await self._tell(job)
+        await self._call_back(job)
 
     async def _run(self, job: RolloutJob) -> None:
         request = request_of(job)
@@ -153,7 +152,7 @@ class RolloutJobs:
             allowed = ", ".join(self._server.callback_hosts) or "none"
             raise ConfigError(f"no callback goes to {url}", hint=f"hosts that this server calls: {allowed}")
 
-    async def _tell(self, job: RolloutJob) -> None:
+    async def _call_back(self, job: RolloutJob) -> None:
         """A signed POST, tried a few times; who needs certainty asks for the job."""
         url = request_of(job).callback
         found = await self._store.get_job(job.id)

@@ -71,9 +71,8 @@ def config_of(request: RolloutJobRequest, server: ServiceDefaults) -> RunConfig:
     if request.retries > MAX_RETRIES:
         raise ConfigError(f"retries {request.retries} is more than {MAX_RETRIES}")
     for name in request.agents:
-        if name != server.agent and name not in (
-            known := agents.names()
-        ):  # a path or a module is the operator's to name
+        if name != server.agent and name not in (known := agents.names()):
+            # A path or a module is the operator's to name
             raise UnknownName("agent", name, known)
     if "limits" in options:
         options["limits"] = msgspec.convert(options["limits"], Limits)
@@ -108,13 +107,13 @@ def tasks_of(request: RolloutJobRequest, server: ServiceDefaults) -> list[Task]:
 def _load(request: RolloutJobRequest, server: ServiceDefaults) -> list[Task]:
     """Rows of a client are an unknown author's, wherever this server was started: their files come with their contents."""
     if request.taskset is not None:
-        return list(Taskset.load(_below(server.tasks, request.taskset)))
+        return list(Taskset.load(_resolve_below(server.tasks, request.taskset)))
     rows = enumerate(request.tasks or ())
     mark = partial(mark_untrusted, root=None)
     return list(Taskset(as_task(row, where=f"tasks[{number}]", mark=mark) for number, row in rows))
 
 
-def _below(root: Path | None, name: str) -> str:
+def _resolve_below(root: Path | None, name: str) -> str:
     if root is None:
         raise ConfigError("this server has no tasksets", hint="send tasks, or serve with --tasks FOLDER")
     name, _, fragment = name.replace("\0", "?").partition("#")

@@ -82,11 +82,8 @@ def byte_tokenizer():
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import PreTrainedTokenizerFast
 
-    shown = [
-        *range(33, 127),
-        *range(161, 173),
-        *range(174, 256),
-    ]  # bytes that stand for themselves in a byte-level alphabet
+    # Bytes that stand for themselves in a byte-level alphabet
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [one for one in range(256) if one not in shown]
     letters = {chr(one): one for one in shown} | {chr(256 + n): one for n, one in enumerate(hidden)}
     inner = Tokenizer(BPE(vocab=letters | {f"<{n}>": n for n in range(256, VOCABULARY)}, merges=[]))

@@ -17,7 +17,7 @@ from rollyard.plane.engines.protocol import START_JOB
 from rollyard.plane.http.wire import answer, body, number, raw_body
 from rollyard.plane.service.access import check_visible, owner_for
 from rollyard.plane.service.create_request import CreateInstance
-from rollyard.plane.service.shapes import happening_json, instance_json, rfc3339
+from rollyard.plane.service.shapes import instance_event_json, instance_json, rfc3339
 from rollyard.plane.service.watch import until_not
 
 MAX_FILE = 64 * 2**20
@@ -74,21 +74,21 @@ async def list_instances(call: ApiCall) -> Response:
         run_id=query.get("run_id"),
         rollout_id=query.get("rollout_id"),
         labels=_labels(query.getlist("label")),
-        live=_live(query.get("live", "true")),
+        live=_parse_live(query.get("live", "true")),
         cursor=query.get("cursor"),
         limit=number(call.request, "limit", 50),
     )
     return answer({"items": [instance_json(instance) for instance in found], "next": cursor})
 
 
-async def _own(call: ApiCall) -> Instance:
+async def _find_own(call: ApiCall) -> Instance:
     found = await call.parts.instances.record(call.request.path_params["id"])
     check_visible(call.caller, found)
     return found
 
 
 async def get_instance(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     state = call.request.query_params.get("not")
     if state is None:
         return answer(instance_json(await call.parts.instances.get(own.id)))
@@ -99,7 +99,7 @@ async def get_instance(call: ApiCall) -> Response:
 
 
 async def link_rollout(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     wanted = await body(call.request, RolloutLink)
     if not 0 < len(wanted.rollout_id) <= 200:
         raise PlaneInvalid("a rollout's id has 1 to 200 characters")
@@ -107,7 +107,7 @@ async def link_rollout(call: ApiCall) -> Response:
 
 
 async def delete_instance(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     await call.parts.instances.delete(own.id)
     return Response(status_code=204)
 
@@ -132,39 +132,39 @@ async def delete_instances(call: ApiCall) -> Response:
 
 
 async def get_history(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     lines = await call.parts.instances.history(own.id)
-    return answer({"instance": instance_json(own), "history": [happening_json(line) for line in lines]})
+    return answer({"instance": instance_json(own), "history": [instance_event_json(line) for line in lines]})
 
 
 async def heartbeat(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     return answer(instance_json(await call.parts.instances.heartbeat(own.id)))
 
 
 async def extend(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     wanted = await body(call.request, Extend)
     return answer(instance_json(await call.parts.instances.extend(own.id, wanted.ttl_s)))
 
 
 async def pause(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     return answer(instance_json(await call.parts.instances.pause(own.id)))
 
 
 async def resume(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     return answer(instance_json(await call.parts.instances.resume(own.id)))
 
 
 async def snapshot(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     return answer({"image": await call.parts.instances.snapshot(own.id)}, 201)
 
 
 async def fork(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     wanted = await body(call.request, Fork)
     if not 1 <= wanted.count <= MAX_FORKS:
         raise PlaneInvalid(f"count is from 1 to {MAX_FORKS}")
@@ -173,7 +173,7 @@ async def fork(call: ApiCall) -> Response:
 
 
 async def read_logs(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     if not own.plan.start:
         raise PlaneNotFound(f"instance {own.id} has no program of its own", hint="create it with start")
     query = call.request.query_params
@@ -187,7 +187,7 @@ async def read_logs(call: ApiCall) -> Response:
 
 
 async def run_program(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     wanted = await body(call.request, Exec)
     if not 0 < wanted.timeout_s <= 3600:
         raise PlaneInvalid("timeout_s is above 0 and at most 3600")
@@ -200,14 +200,14 @@ async def run_program(call: ApiCall) -> Response:
 
 
 async def read_file(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     sandbox = await call.parts.instances.sandbox(own.id, "files")
     data = await sandbox.read(_path(call.request), max_bytes=MAX_FILE)
     return Response(data, media_type="application/octet-stream")
 
 
 async def write_file(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     path = _path(call.request)
     data = await raw_body(call.request, MAX_FILE)
     await (await call.parts.instances.sandbox(own.id, "files")).write(path, data)
@@ -215,14 +215,14 @@ async def write_file(call: ApiCall) -> Response:
 
 
 async def presign(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     wanted = await body(call.request, Presign)
     url, ends = await call.parts.gateway.presign(own.id, wanted.port, wanted.minutes, base_url=call.base_url)
     return answer({"url": url, "expires_at": rfc3339(ends)})
 
 
 async def get_token(call: ApiCall) -> Response:
-    own = await _own(call)
+    own = await _find_own(call)
     await call.parts.instances.running(own.id)
     return answer({"token": call.parts.gateway.token(own.id)})
 
@@ -234,7 +234,7 @@ def _path(request: Request) -> str:
     return path
 
 
-def _live(text: str) -> bool | None:
+def _parse_live(text: str) -> bool | None:
     if text not in ("true", "false", "any"):
         raise PlaneInvalid("live is true, false or any")
     return None if text == "any" else text == "true"

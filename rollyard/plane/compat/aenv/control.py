@@ -108,7 +108,7 @@ class AenvControl:
         return ok(await self._show(made, caller))
 
     async def get(self, request: Request) -> Response:
-        caller, found = await self._own(request)
+        caller, found = await self._find_own(request)
         until = asyncio.get_running_loop().time() + _HELD_S
         while found.state == "creating" and asyncio.get_running_loop().time() < until:
             await asyncio.sleep(_LOOK_S)
@@ -118,7 +118,7 @@ class AenvControl:
         return ok(await self._show(found, caller))
 
     async def delete(self, request: Request) -> Response:
-        _, own = await self._own(request)
+        _, own = await self._find_own(request)
         await self._instances.delete(own.id)
         return ok("Deleted successfully")
 
@@ -129,12 +129,12 @@ class AenvControl:
         if wanted == "*":
             wanted = request.query_params.get("envName") or "*"
         status = request.query_params.get("status")
-        shown = [await self._show(one, caller) for one in await self._all(caller, wanted)]
+        shown = [await self._show(one, caller) for one in await self._list_all(caller, wanted)]
         items = [one for one in shown if status in (None, "", one["status"])]
         return ok({"items": items, "total": len(items)} if _SDK_MARK in request.headers else items)
 
     async def presign(self, request: Request) -> Response:
-        _, own = await self._own(request)
+        _, own = await self._find_own(request)
         wanted = _convert(await raw_body(request, MAX_BODY), _Presign)
         url, _ = await self._gateway.presign(
             own.id, wanted.port, wanted.expiration_time_in_minutes, base_url=self._public_url
@@ -145,13 +145,13 @@ class AenvControl:
         await self._callers.caller(request, *USERS)
         return ok([])
 
-    async def _own(self, request: Request) -> tuple[ApiKey, Instance]:
+    async def _find_own(self, request: Request) -> tuple[ApiKey, Instance]:
         caller = await self._callers.caller(request, *USERS)
         found = await self._instances.record(request.path_params["id"])
         check_visible(caller, found)
         return caller, found
 
-    async def _all(self, caller: ApiKey, wanted: str) -> list[Instance]:
+    async def _list_all(self, caller: ApiKey, wanted: str) -> list[Instance]:
         owner = None if caller.role == "admin" else caller.owner
         found = self._instances.all(owner=owner, env=wanted if "@" in wanted else None)
         return [one async for one in found if "@" in wanted or wanted in ("*", (one.env or "").partition("@")[0])]

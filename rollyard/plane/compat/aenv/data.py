@@ -67,7 +67,7 @@ class DataPort:
             instance_id = await self._callers.only_instance(scope, self._instances)
         else:
             self._callers.admit(instance_id, headers.get(URL_HEADER, ""))
-        if asks_health and await self._coming_up(instance_id):
+        if asks_health and await self._is_starting(instance_id):
             await (await self._health(instance_id))(scope, receive, send)
             return
         kept = [(name, value) for name, value in scope["headers"] if name not in _OURS]
@@ -75,7 +75,7 @@ class DataPort:
 
     # health of a young instance
 
-    async def _coming_up(self, instance_id: str) -> bool:
+    async def _is_starting(self, instance_id: str) -> bool:
         instance, engine = await self._instances.running(instance_id)
         return engine.capabilities.dial and self._instances.clock() - instance.created_at < _YOUNG_S
 
@@ -89,7 +89,7 @@ class DataPort:
     async def _until_healthy(self, instance_id: str) -> Response:
         """Its own good answer; the last one it gave, or why there is none, when its time to come up is over."""
         pause, last = 0.05, failure(PlaneUnavailable("the environment's server does not listen yet"))
-        while await self._coming_up(instance_id):
+        while await self._is_starting(instance_id):
             try:
                 async with asyncio.timeout(_PROBE_S):
                     last = await self._probe(instance_id)

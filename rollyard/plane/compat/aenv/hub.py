@@ -56,7 +56,7 @@ class AenvHub:
     async def list(self, request: Request) -> Response:
         caller = await self._callers.caller(request, *_READERS)
         start, limit = number(request, "offset", 0), number(request, "limit", 100)
-        return ok([env_shape(record) for record in (await self._all(caller))[start : start + limit]])
+        return ok([env_shape(record) for record in (await self._list_all(caller))[start : start + limit]])
 
     async def get(self, request: Request) -> Response:
         return ok(env_shape((await self._read(request))[1]))
@@ -101,7 +101,7 @@ class AenvHub:
     async def delete(self, request: Request) -> Response:
         """All versions of a name, as its client asks; a released one only for an admin."""
         caller = await self._callers.caller(request, *_WRITERS)
-        for record in await self._all(caller):
+        for record in await self._list_all(caller):
             if record.name == request.path_params["name"]:
                 await self._hub.delete(record.name, record.version, by=caller)
         return ok(True)
@@ -110,7 +110,7 @@ class AenvHub:
         caller = await self._callers.caller(request, *(roles or _READERS))
         return caller, show_env(caller, await self._hub.get(**request.path_params))
 
-    async def _all(self, caller: ApiKey) -> list[EnvRecord]:
+    async def _list_all(self, caller: ApiKey) -> list[EnvRecord]:
         found: list[EnvRecord] = []
         async for record in self._hub.all():
             try:

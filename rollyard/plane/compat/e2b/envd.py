@@ -108,7 +108,7 @@ class Envd:
                 written = await _multipart(request, box, user)
             else:
                 path = await box.accounts.path(request.query_params.get("path", ""), user)
-                await box.sandbox.write(path, await _whole(request), user=box.accounts.as_user(user))
+                await box.sandbox.write(path, await _read_body(request), user=box.accounts.as_user(user))
                 written = [path]
             for path in written:
                 await set_metadata(box, path, metadata, user)
@@ -165,7 +165,7 @@ class Envd:
         every = request.headers.get("keepalive-ping-interval", "")
         try:
             box = await self._box(request)
-            events = await begin(box, connect_frames.only_message(await _whole(request)))
+            events = await begin(box, connect_frames.only_message(await _read_body(request)))
         except SandboxGone as gone:
             return connect(gone)
         except (Error, E2bRefusal) as error:
@@ -187,7 +187,7 @@ class Envd:
         async def answer(request: Request) -> Response:
             try:
                 box = await self._box(request)
-                fields = msgspec.json.decode(await _whole(request) or b"{}", type=dict[str, Any])
+                fields = msgspec.json.decode(await _read_body(request) or b"{}", type=dict[str, Any])
                 return JSONResponse(await serve(request, box, fields))
             except (*BAD_JSON, binascii.Error) as error:
                 return connect(E2bRefusal("invalid_argument", f"not a request: {error}"))
@@ -255,7 +255,7 @@ async def _multipart(request: Request, box: E2bSandbox, user: str | None) -> lis
     return written
 
 
-async def _whole(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     """The body, unpacked and bounded."""
     unpack = zlib.decompressobj(31) if request.headers.get("content-encoding") == "gzip" else None
     body = bytearray()

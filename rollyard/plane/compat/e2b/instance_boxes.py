@@ -43,7 +43,7 @@ from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.parts import PlaneParts
 from rollyard.plane.service.access import check_visible
 from rollyard.plane.service.instances import CreateInstance
-from rollyard.plane.service.shelf import Shelf
+from rollyard.plane.service.typed_records import TypedRecords
 
 _KEYLESS = ApiKey(id="e2b", digest=b"", role="owner", owner="local", created_at=0.0)
 _LOOK_S = 0.1
@@ -54,7 +54,7 @@ class InstanceBoxes:
     def __init__(self, plane: PlaneParts, *, secret: bytes, anonymous: bool = False) -> None:
         self._instances, self._access, self._anonymous = plane.instances, plane.access, anonymous
         self.clock = plane.clock
-        self._programs = Shelf(plane.store, "e2b_program", E2bProgram, clock=plane.clock)
+        self._programs = TypedRecords(plane.store, "e2b_program", E2bProgram, clock=plane.clock)
         self.tokens, self.templates = SandboxTokens(secret), Templates(plane.store, clock=plane.clock)
         self.builds = plane.builds  # what its steps may reach is the operator's word for all builds
         self._boxes: dict[str, E2bSandbox] = {}
@@ -166,7 +166,7 @@ class InstanceBoxes:
     def _over(self, instance: Instance) -> bool:
         return instance.expires_at is not None and instance.expires_at <= self.clock()
 
-    async def _own(self, caller: ApiKey, sandbox_id: str) -> Instance:
+    async def _find_own(self, caller: ApiKey, sandbox_id: str) -> Instance:
         found = await self._record(sandbox_id)
         try:
             check_visible(caller, found)
@@ -175,7 +175,7 @@ class InstanceBoxes:
         return found
 
     async def view(self, caller: ApiKey, sandbox_id: str) -> SandboxView:
-        return await self._view(await self._own(caller, sandbox_id), {})
+        return await self._view(await self._find_own(caller, sandbox_id), {})
 
     async def list(self, caller: ApiKey, metadata: Mapping[str, str]) -> list[SandboxView]:
         every = self._instances.all(owner=caller.owner, labels=metadata)
@@ -212,7 +212,7 @@ class InstanceBoxes:
         return engine is not None and engine.capabilities.exec
 
     async def kill(self, caller: ApiKey, sandbox_id: str) -> None:
-        own = await self._own(caller, sandbox_id)
+        own = await self._find_own(caller, sandbox_id)
         try:
             await self._instances.delete(own.id)
         except PlaneNotFound as error:
@@ -220,25 +220,25 @@ class InstanceBoxes:
         self._boxes.pop(own.id, None)
 
     async def extend(self, caller: ApiKey, sandbox_id: str, seconds: float) -> None:
-        await self._instances.extend((await self._own(caller, sandbox_id)).id, seconds)
+        await self._instances.extend((await self._find_own(caller, sandbox_id)).id, seconds)
 
     async def pause(self, caller: ApiKey, sandbox_id: str, *, memory: bool = True) -> None:
         """Its time does not go on: it is kept as long as anything is, and the connect that resumes it says for how long."""
-        own = await self._own(caller, sandbox_id)
+        own = await self._find_own(caller, sandbox_id)
         paused = await (self._instances.pause(own.id) if memory else self._instances.stop(own.id))
         if paused.plan.on_timeout == "end" and self._instances.engines[own.engine].capabilities.extend:
             await self._instances.extend(own.id, self._instances.settings.max_ttl_s)
 
     async def resume(self, caller: ApiKey, sandbox_id: str) -> None:
-        await self._instances.resume((await self._own(caller, sandbox_id)).id)
+        await self._instances.resume((await self._find_own(caller, sandbox_id)).id)
 
     async def snapshot(self, caller: ApiKey, sandbox_id: str) -> str:
         """What comes back is an image, and so a template, on the same engine."""
-        return await self._instances.snapshot((await self._own(caller, sandbox_id)).id)
+        return await self._instances.snapshot((await self._find_own(caller, sandbox_id)).id)
 
     async def fork(self, caller: ApiKey, sandbox_id: str, seconds: float, count: int) -> list[E2bSandbox | Error]:
         """New instances from one snapshot, each with its own quota: some may be made and others refused."""
-        own = await self._own(caller, sandbox_id)
+        own = await self._find_own(caller, sandbox_id)
         wanted = CreateInstance(
             image=await self.snapshot(caller, sandbox_id),
             engine=own.engine,

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from rollyard.plane.service.shelf import Shelf
+from rollyard.plane.service.typed_records import TypedRecords
 
 
 class E2bProgram(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,24 +25,24 @@ class E2bProgram(msgspec.Struct, frozen=True, kw_only=True):
 class KeptPrograms:
     """Those of one instance, by their numbers."""
 
-    def __init__(self, shelf: Shelf[E2bProgram], instance_id: str) -> None:
-        self._shelf, self._instance_id = shelf, instance_id
+    def __init__(self, records: TypedRecords[E2bProgram], instance_id: str) -> None:
+        self._records, self._instance_id = records, instance_id
 
     async def add(self, pid: int, program: E2bProgram) -> bool:
         """False when there is one of this number."""
-        return await self._shelf.add(self._instance_id, _name(pid), program)
+        return await self._records.add(self._instance_id, _name(pid), program)
 
     async def list(self) -> list[tuple[int, E2bProgram]]:
-        return [(int(one.record.name), one.value) for one in await self._shelf.list(self._instance_id)]
+        return [(int(one.record.name), one.value) for one in await self._records.list(self._instance_id)]
 
     async def note(self, pid: int, offsets: Mapping[str, int]) -> None:
         """What was read of it. It does no harm if another replica wrote meanwhile, or if it is gone."""
-        kept = await self._shelf.get(self._instance_id, _name(pid))
+        kept = await self._records.get(self._instance_id, _name(pid))
         if kept is not None:
-            await self._shelf.write(self._shelf.change(kept, replace(kept.value, offsets=dict(offsets))))
+            await self._records.write(self._records.change(kept, replace(kept.value, offsets=dict(offsets))))
 
     async def drop(self, pid: int) -> None:
-        await self._shelf.drop(self._instance_id, _name(pid))
+        await self._records.drop(self._instance_id, _name(pid))
 
 
 def _name(pid: int) -> str:

@@ -79,7 +79,7 @@ class TemplateApi:
         return JSONResponse(body, 202)
 
     async def upload_link(self, request: Request, caller: ApiKey) -> Response:
-        template, _ = await self._own(request, caller)
+        template, _ = await self._find_own(request, caller)
         digest = request.path_params["hash"]
         present = await self._templates.has_archive(caller.owner, digest)
         until = str(int(time.time()) + _UPLOAD_S)
@@ -108,7 +108,7 @@ class TemplateApi:
         return Response(status_code=200)
 
     async def start_build(self, request: Request, caller: ApiKey) -> Response:
-        template, _ = await self._own(request, caller)
+        template, _ = await self._find_own(request, caller)
         kept = await self._templates.build(template, request.path_params["build"])
         if kept is None:
             raise E2bRefusal("not_found", "no such build")
@@ -116,7 +116,7 @@ class TemplateApi:
         return Response(status_code=202)
 
     async def build_status(self, request: Request, caller: ApiKey) -> Response:
-        template, _ = await self._own(request, caller)
+        template, _ = await self._find_own(request, caller)
         build = await self._builder.watch(template, request.path_params["build"])
         if build is None:
             raise E2bRefusal("not_found", "no such build")
@@ -155,7 +155,7 @@ class TemplateApi:
         return one_page(request, [show_snapshot(one, tag) for one in found for tag in one.tags], "snapshotID")
 
     async def get(self, request: Request, caller: ApiKey) -> Response:
-        template, _ = await self._own(request, caller)
+        template, _ = await self._find_own(request, caller)
         kept = await self._templates.builds_of(template)
         shown = _show(template, kept)
         builds = [
@@ -168,20 +168,20 @@ class TemplateApi:
     async def by_alias(self, request: Request, caller: ApiKey) -> Response:
         if request.path_params["id"] == BASE:
             return JSONResponse({"templateID": BASE, "public": True})
-        template, tag = await self._own(request, caller)
+        template, tag = await self._find_own(request, caller)
         kept = await self._templates.build(template, template.tags.get(tag, ""))
         if kept is None or kept.value.state != "ready":
             raise E2bRefusal("not_found", f"there is no build of {request.path_params['id']} that is ready")
         return JSONResponse({"templateID": template.id, "public": False})
 
     async def delete(self, request: Request, caller: ApiKey) -> Response:
-        template, _ = await self._own(request, caller)
+        template, _ = await self._find_own(request, caller)
         for image in await self._templates.remove(template):
             await self._boxes.forget_image(image)
         return Response(status_code=204)
 
     async def tags(self, request: Request, caller: ApiKey) -> Response:
-        template, _ = await self._own(request, caller)
+        template, _ = await self._find_own(request, caller)
         shown = [
             {"tag": tag, "buildID": build_id, "createdAt": show_time(template.tagged_at[tag])}
             for tag, build_id in template.tags.items()
@@ -209,7 +209,7 @@ class TemplateApi:
         await self._templates.unpoint(template, read_tags(fields.get("tags"), template.name))
         return Response(status_code=204)
 
-    async def _own(self, request: Request, caller: ApiKey) -> tuple[Template, str]:
+    async def _find_own(self, request: Request, caller: ApiKey) -> tuple[Template, str]:
         found = await self._templates.find(caller.owner, request.path_params["id"])
         if found is None:
             raise E2bRefusal("not_found", f"there is no template {request.path_params['id']}")

@@ -23,7 +23,7 @@ from rollyard.plane.compat.e2b.errors import E2bRefusal
 from rollyard.plane.compat.e2b.instance_boxes import InstanceBoxes
 from rollyard.plane.compat.e2b.template_start import run_start
 from rollyard.plane.compat.e2b.templates import BASE, BuildLine, Template, TemplateBuild, Templates
-from rollyard.plane.service.shelf import ShelfItem
+from rollyard.plane.service.typed_records import TypedRecord
 
 BUILD_S = 3600.0
 HOLD_S = 30.0  # how long a build is let alone whose server says nothing
@@ -70,7 +70,7 @@ class TemplateBuilder:
             await self._take_up(kept)
         return kept.value
 
-    async def start(self, caller: ApiKey, kept: ShelfItem[TemplateBuild], fields: Mapping[str, Any]) -> None:
+    async def start(self, caller: ApiKey, kept: TypedRecord[TemplateBuild], fields: Mapping[str, Any]) -> None:
         build = kept.value
         for name in fields:
             if name not in _BODY and fields[name]:
@@ -81,7 +81,7 @@ class TemplateBuilder:
                 return
         raise E2bRefusal("already_exists", f"build {build.id} was started before", 409)
 
-    async def _take_up(self, kept: ShelfItem[TemplateBuild]) -> bool:
+    async def _take_up(self, kept: TypedRecord[TemplateBuild]) -> bool:
         """False when another server was first."""
         held = await self._templates.builds.put(kept, kept.value, due_at=self._templates.clock() + self._hold_s)
         if held is None:
@@ -91,7 +91,7 @@ class TemplateBuilder:
         run.add_done_callback(self._running.discard)
         return True
 
-    async def _finish(self, held: ShelfItem[TemplateBuild]) -> None:
+    async def _finish(self, held: TypedRecord[TemplateBuild]) -> None:
         build = held.value
         work = asyncio.create_task(self._work(build))
         try:
@@ -107,7 +107,7 @@ class TemplateBuilder:
             work.cancel()
             await asyncio.wait([work])
 
-    async def _save(self, held: ShelfItem[TemplateBuild], due_at: float | None) -> ShelfItem[TemplateBuild]:
+    async def _save(self, held: TypedRecord[TemplateBuild], due_at: float | None) -> TypedRecord[TemplateBuild]:
         found = await self._templates.builds.put(held, held.value, due_at=due_at)
         if found is None:
             raise _Overtaken

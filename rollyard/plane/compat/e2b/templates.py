@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from rollyard.core.ids import new_id
 from rollyard.core.sandbox import Resources
 from rollyard.plane.compat.e2b.errors import E2bRefusal
-from rollyard.plane.service.shelf import Shelf, ShelfItem
+from rollyard.plane.service.typed_records import TypedRecord, TypedRecords
 from rollyard.plane.storage.protocol import PlaneStore
 
 BASE = "base"
@@ -114,10 +114,10 @@ class _Archive(msgspec.Struct, frozen=True, kw_only=True):
 class Templates:
     def __init__(self, store: PlaneStore, *, part: int = PART, clock: Callable[[], float] = time.time) -> None:
         self._store, self._part, self.clock = store, part, clock
-        self._templates = Shelf(store, "e2b_template", Template, clock=clock)
-        self.builds = Shelf(store, "e2b_build", TemplateBuild, clock=clock)
-        self._images = Shelf(store, "e2b_image", _ImageOrigin, clock=clock)
-        self._archives = Shelf(store, "e2b_archive", _Archive, clock=clock)
+        self._templates = TypedRecords(store, "e2b_template", Template, clock=clock)
+        self.builds = TypedRecords(store, "e2b_build", TemplateBuild, clock=clock)
+        self._images = TypedRecords(store, "e2b_image", _ImageOrigin, clock=clock)
+        self._archives = TypedRecords(store, "e2b_archive", _Archive, clock=clock)
 
     async def begin(
         self, owner: str, text: str, tags: list[str], resources: Resources
@@ -187,7 +187,7 @@ class Templates:
         found = [one.value for one in await self.builds.list(template.id)]
         return sorted(found, key=lambda one: one.created_at)
 
-    async def build(self, template: Template, build_id: str) -> ShelfItem[TemplateBuild] | None:
+    async def build(self, template: Template, build_id: str) -> TypedRecord[TemplateBuild] | None:
         return await self.builds.get(template.id, build_id)
 
     async def find(self, owner: str, text: str) -> tuple[Template, str] | None:

@@ -14,14 +14,14 @@ from rollyard.plane.compat.fleet.job_routes import JobRoutes
 from rollyard.plane.compat.fleet.job_worker import JobWorker
 from rollyard.plane.compat.fleet.jobs import Jobs, Runner
 from rollyard.plane.compat.fleet.manager import Manager
-from rollyard.plane.compat.fleet.tasks import FleetTask, TaskRoutes, Tasks, TaskShelf
-from rollyard.plane.compat.fleet.verifiers import StoredVerifier, Verifiers, VerifierShelf
+from rollyard.plane.compat.fleet.tasks import FleetTask, TaskCatalog, TaskRoutes, Tasks
+from rollyard.plane.compat.fleet.verifiers import StoredVerifier, VerifierCatalog, Verifiers
 from rollyard.plane.compat.fleet.world import World, WorldCatalog
 from rollyard.plane.engines.backend import BackendEngine
 from rollyard.plane.http.request_log import RequestLog
 from rollyard.plane.parts import PlaneParts
 from rollyard.plane.service.instance_backend import InstanceBackend
-from rollyard.plane.service.shelf import Shelf
+from rollyard.plane.service.typed_records import TypedRecords
 
 NOBODY = "fleet"  # who owns the sandboxes that verifiers run in
 
@@ -43,14 +43,14 @@ def fleet_app(
     checks = InstanceBackend(plane.instances, engine, owner=lambda labels: NOBODY)
     places = WorldInstances(plane.instances, engine, WorldCatalog(worlds), checks=checks)
     own = tasks or Tasks()
-    verifiers = VerifierShelf(Shelf(plane.store, "fleet_verifier", StoredVerifier), own.verifiers())
-    shelf = TaskShelf(own, Shelf(plane.store, "fleet_task", FleetTask), verifiers)
-    jobs = Jobs(plane.store, shelf, runs=runner is not None, clock=plane.clock)
+    verifiers = VerifierCatalog(TypedRecords(plane.store, "fleet_verifier", StoredVerifier), own.verifiers())
+    catalog = TaskCatalog(own, TypedRecords(plane.store, "fleet_task", FleetTask), verifiers)
+    jobs = Jobs(plane.store, catalog, runs=runner is not None, clock=plane.clock)
     app = Starlette(
         routes=[
             *FleetControl(places, guard).routes(),
             *Verifiers(places, guard, verifiers).routes(),
-            *TaskRoutes(shelf, guard).routes(),
+            *TaskRoutes(catalog, guard).routes(),
             *JobRoutes(jobs, guard).routes(),
             *Manager(places, guard).routes(),
         ],

@@ -14,7 +14,7 @@ from rollyard.core.bad_json import BAD_JSON
 from rollyard.core.errors import Error
 from rollyard.plane.compat.fleet.errors import FleetRefusal, refuse
 from rollyard.plane.compat.fleet.guard import Guard
-from rollyard.plane.compat.fleet.instances import REGIONS, Make, WorldInstance, WorldInstances
+from rollyard.plane.compat.fleet.instances import REGIONS, FleetCreate, WorldInstance, WorldInstances
 from rollyard.plane.http.wire import raw_body
 from rollyard.plane.service.shapes import rfc3339
 
@@ -68,7 +68,7 @@ class FleetControl:
         ]
 
     async def make(self, request: Request, owner: str) -> Response:
-        wanted = await body(request, Make)
+        wanted = await body(request, FleetCreate)
         place = await self._places.make(owner, wanted, request.headers.get("x-request-id"))
         return JSONResponse(self._tell(place, request))
 

@@ -28,7 +28,7 @@ async def admit_all(header: str | None) -> str:
 
 def one_key(key: str) -> Admit:
     async def admit(header: str | None) -> str:
-        if not _same(bearer(header), key):
+        if not _is_same(bearer(header), key):
             raise FleetRefusal(401, "the API key is not known here")
         return LOCAL
 
@@ -60,16 +60,16 @@ class Guard:
         return self._derive("page", instance_id)
 
     def opens(self, token: str, instance_id: str) -> None:
-        if not _same(token, self.page_token(instance_id)):
+        if not _is_same(token, self.page_token(instance_id)):
             raise FleetRefusal(404, "there is no such page")
 
     def manages(self, request: HTTPConnection, owner: str) -> None:
         given = request.headers.get("x-runner-token", "")
-        if not self.open and not _same(given, self.runner_token(owner)):
+        if not self.open and not _is_same(given, self.runner_token(owner)):
             raise FleetRefusal(403, "this needs the runner token of the instance's owner")
 
     async def uses(self, request: HTTPConnection, instance_id: str, owner: str) -> None:
-        if self.open or _same(bearer(request.headers.get("authorization")), self.instance_token(instance_id)):
+        if self.open or _is_same(bearer(request.headers.get("authorization")), self.instance_token(instance_id)):
             return
         if await self.owner(request) != owner:
             raise FleetRefusal(404, f"there is no instance {instance_id}")
@@ -78,5 +78,5 @@ class Guard:
         return hmac.new(self._secret, f"{purpose}\n{name}".encode(), hashlib.sha256).hexdigest()
 
 
-def _same(given: str, wanted: str) -> bool:
+def _is_same(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode(), wanted.encode())

@@ -39,7 +39,7 @@ _BOOT_S = 300.0  # the most that making one may take
 Status = Literal["pending", "running", "error", "stopped"]
 
 
-class Make(msgspec.Struct, frozen=True, kw_only=True):
+class FleetCreate(msgspec.Struct, frozen=True, kw_only=True):
     """A create request's body; what this server has no use for is accepted and left alone."""
 
     env_key: str
@@ -60,7 +60,7 @@ class WorldInstance:
 
     def __init__(self, row: Instance, world: World, sandbox: Sandbox | None, rates: CallRates) -> None:
         self.row, self.world, self._sandbox, self._rates = row, world, sandbox, rates
-        self.make = msgspec.json.decode(row.labels[MADE], type=Make)
+        self.make = msgspec.json.decode(row.labels[MADE], type=FleetCreate)
 
     @property
     def id(self) -> str:
@@ -122,7 +122,7 @@ class WorldInstances:
     async def make(
         self,
         owner: str,
-        request: Make,
+        request: FleetCreate,
         request_id: str | None,
         labels: Mapping[str, str] | None = None,
         *,
@@ -217,7 +217,7 @@ class WorldInstances:
         """None for an instance that is no world's, or of one that this server does not have."""
         if MADE not in row.labels:
             return None
-        made = msgspec.json.decode(row.labels[MADE], type=Make)
+        made = msgspec.json.decode(row.labels[MADE], type=FleetCreate)
         known = self.catalog.versions.get(made.env_key, {})
         return next((one for one in known.values() if one.version == row.labels[MARK]), None)
 
@@ -227,7 +227,7 @@ class WorldInstances:
         counts = {"running_instances": live, "instance_limit": most}
         return FleetRefusal(403, {"error_type": "instance_limit_exceeded", "message": words, **counts})
 
-    def _choose(self, request: Make) -> World:
+    def _choose(self, request: FleetCreate) -> World:
         if request.env_key not in self.catalog.versions:
             raise FleetRefusal(400, f"Environment '{request.env_key}' not found")
         world = self.catalog.get(request.env_key, request.env_version)
@@ -243,7 +243,7 @@ class WorldInstances:
             raise FleetRefusal(400, "ttl_seconds is above 0 and at most seven days")
         return world
 
-    def _request(self, world: World, wanted: Make, labels: Mapping[str, str]) -> CreateInstance:
+    def _request(self, world: World, wanted: FleetCreate, labels: Mapping[str, str]) -> CreateInstance:
         spec: SandboxSpec = world.spec
         named = {"ROLLYARD_DATA_KEY": wanted.data_key, "ROLLYARD_DATA_VERSION": wanted.data_version}
         given = {name: value for name, value in {**named, **(wanted.env_variables or {})}.items() if value is not None}

@@ -13,7 +13,7 @@ from rollyard.core.errors import Error
 from rollyard.core.log import Log
 from rollyard.core.plane import PlaneRecord
 from rollyard.plane.compat.fleet.errors import FleetRefusal
-from rollyard.plane.compat.fleet.instances import Make, WorldInstances
+from rollyard.plane.compat.fleet.instances import FleetCreate, WorldInstances
 from rollyard.plane.compat.fleet.jobs import (
     FleetServerJob,
     FleetSession,
@@ -23,7 +23,7 @@ from rollyard.plane.compat.fleet.jobs import (
     Runner,
     session_id,
 )
-from rollyard.plane.service.shelf import ShelfItem
+from rollyard.plane.service.typed_records import TypedRecord
 
 T = TypeVar("T")
 _log = Log("rollyard.fleet")
@@ -49,7 +49,7 @@ class JobWorker:
             while True:
                 idle_s = _LOOK_S
                 try:
-                    idle_s = await self._once()
+                    idle_s = await self._work_once()
                 except Exception:  # noqa: BLE001 - recorded; storage that fails for a while must not end the work
                     _log.exception("sessions could not be claimed")
                 await self._wait(idle_s)
@@ -58,7 +58,7 @@ class JobWorker:
                 work.cancel()
             await asyncio.gather(*self._working, return_exceptions=True)
 
-    async def _once(self) -> float:
+    async def _work_once(self) -> float:
         """How long there is nothing to do here, as far as is known."""
         self._jobs.wanted.clear()
         room, due_at = self._parallel - len(self._working), await self._jobs.sessions.next_due()
@@ -83,7 +83,7 @@ class JobWorker:
         if not work.cancelled() and (error := work.exception()) is not None:
             _log.warning("a session was left to the next worker", cause=str(error))
 
-    async def _work(self, claimed: ShelfItem[FleetSession]) -> None:
+    async def _work(self, claimed: TypedRecord[FleetSession]) -> None:
         session = claimed.value
         job = await self._jobs.find(session.owner, session.job_id)
         if session.begun:
@@ -105,7 +105,7 @@ class JobWorker:
         if not await held.begin(begun):
             return
         try:
-            ended, lines = await held.during(self._attempt(job, begun))
+            ended, lines = await held.run_during(self._attempt(job, begun))
         except asyncio.CancelledError:
             if not held.lost:  # this server stops: the next one begins it anew
                 back = self._jobs.sessions.change(
@@ -132,7 +132,7 @@ class JobWorker:
     async def _run(self, job: FleetServerJob, session: FleetSession) -> JobOutcome:
         task, wanted = job.tasks[session.task_key], job.asked
         seconds = job.ends_at - self._jobs.clock()
-        make = Make(
+        make = FleetCreate(
             env_key=task.env,
             env_version=task.version,
             data_key=task.data_id,
@@ -161,7 +161,7 @@ class JobWorker:
             await asyncio.shield(self._places.close(place, "its session is over"))
 
     async def _end(
-        self, kept: ShelfItem[FleetSession], job: FleetServerJob, ended: FleetSession, lines: tuple[Any, ...]
+        self, kept: TypedRecord[FleetSession], job: FleetServerJob, ended: FleetSession, lines: tuple[Any, ...]
     ) -> None:
         """The session's end, what was said and the session that may begin now: all of it is written or nothing."""
         ended = replace(ended, ended_at=self._jobs.clock())
@@ -187,16 +187,16 @@ class JobWorker:
 class _Held:
     """A session that is this worker's for as long as it says so in time."""
 
-    def __init__(self, jobs: Jobs, kept: ShelfItem[FleetSession], hold_s: float) -> None:
+    def __init__(self, jobs: Jobs, kept: TypedRecord[FleetSession], hold_s: float) -> None:
         self._sessions, self.kept, self._hold_s = jobs.sessions, kept, hold_s
         self.lost = False
         self._over = asyncio.Event()
 
     async def begin(self, value: FleetSession) -> bool:
         """Another's by now: False."""
-        return await self._write(ShelfItem(value=value, record=self._sessions.change(self.kept, value)))
+        return await self._write(TypedRecord(value=value, record=self._sessions.change(self.kept, value)))
 
-    async def _write(self, kept: ShelfItem[FleetSession]) -> bool:
+    async def _write(self, kept: TypedRecord[FleetSession]) -> bool:
         held = await self._sessions.hold(kept, self._hold_s)
         if held is None:
             self.lost = True
@@ -204,7 +204,7 @@ class _Held:
         self.kept = held
         return True
 
-    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_during(self, work: Coroutine[Any, Any, T]) -> T:
         """Its result. It is cancelled when another has taken the session up."""
         working = asyncio.ensure_future(work)
         renewing = asyncio.create_task(self._renew(working))

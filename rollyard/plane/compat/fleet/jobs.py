@@ -19,8 +19,8 @@ from rollyard.core.ids import new_id
 from rollyard.envs.fleet.verifier_code import Checked
 from rollyard.plane.compat.fleet.errors import FleetRefusal
 from rollyard.plane.compat.fleet.instances import WorldInstance
-from rollyard.plane.compat.fleet.tasks import FleetTask, TaskShelf
-from rollyard.plane.service.shelf import WAITS, Shelf, ShelfItem
+from rollyard.plane.compat.fleet.tasks import FleetTask, TaskCatalog
+from rollyard.plane.service.typed_records import WAITS, TypedRecord, TypedRecords
 from rollyard.plane.storage.protocol import PlaneStore
 
 _MOST_SESSIONS = 10_000
@@ -144,12 +144,12 @@ class Jobs:
     """What was asked for and what became of it. Without `runs` every job is refused."""
 
     def __init__(
-        self, store: PlaneStore, tasks: TaskShelf, *, runs: bool, clock: Callable[[], float] = time.time
+        self, store: PlaneStore, tasks: TaskCatalog, *, runs: bool, clock: Callable[[], float] = time.time
     ) -> None:
         self._tasks, self._runs, self.clock = tasks, runs, clock
-        self.jobs = Shelf(store, "fleet_job", FleetServerJob, clock=clock)
-        self.sessions = Shelf(store, "fleet_session", FleetSession, clock=clock)
-        self.transcripts = Shelf(store, "fleet_transcript", list[Any], clock=clock)
+        self.jobs = TypedRecords(store, "fleet_job", FleetServerJob, clock=clock)
+        self.sessions = TypedRecords(store, "fleet_session", FleetSession, clock=clock)
+        self.transcripts = TypedRecords(store, "fleet_transcript", list[Any], clock=clock)
         self.wanted = asyncio.Event()  # a client has asked for one here
 
     async def create(self, owner: str, wanted: JobRequest) -> FleetServerJob:
@@ -203,7 +203,7 @@ class Jobs:
             raise FleetRefusal(404, f"Job '{job_id}' not found")
         return await self._look(kept)
 
-    async def _look(self, kept: ShelfItem[FleetServerJob]) -> FleetServerJob:
+    async def _look(self, kept: TypedRecord[FleetServerJob]) -> FleetServerJob:
         """A job is over when none of its sessions has anything left to do, which is written down by who sees it first."""
         job = kept.value
         if job.over or await self.sessions.list(job.id, unfinished=True, limit=1):

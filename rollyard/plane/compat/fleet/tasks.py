@@ -17,9 +17,9 @@ from rollyard.core.errors import ConfigError
 from rollyard.plane.compat.fleet.control import body, for_owner
 from rollyard.plane.compat.fleet.errors import FleetRefusal
 from rollyard.plane.compat.fleet.guard import Guard
-from rollyard.plane.compat.fleet.verifiers import StoredVerifier, VerifierShelf, store_verifier, verifier_json
+from rollyard.plane.compat.fleet.verifiers import StoredVerifier, VerifierCatalog, store_verifier, verifier_json
 from rollyard.plane.service.shapes import rfc3339
-from rollyard.plane.service.shelf import Shelf
+from rollyard.plane.service.typed_records import TypedRecords
 
 
 class FleetTask(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,32 +65,32 @@ class Tasks:
         ]
 
 
-class TaskShelf:
+class TaskCatalog:
     """The tasks that an owner sees: its own, which are in the plane's storage, before the server's. A task's verifier code goes
     to the verifiers, where its digest finds it."""
 
-    def __init__(self, own: Tasks, shelf: Shelf[FleetTask], verifiers: VerifierShelf) -> None:
-        self._own, self._shelf, self._verifiers = own, shelf, verifiers
+    def __init__(self, own: Tasks, records: TypedRecords[FleetTask], verifiers: VerifierCatalog) -> None:
+        self._own, self._records, self._verifiers = own, records, verifiers
 
     async def put(self, owner: str, task: FleetTask) -> None:
         if task.verifier_func:
             await self._verifiers.put(owner, store_verifier(task.key, task.verifier_func, time.time()))
-        await self._shelf.update(owner, task.key, lambda _: task)
+        await self._records.update(owner, task.key, lambda _: task)
 
     async def get(self, owner: str, key: str) -> tuple[FleetTask, float] | None:
-        kept = await self._shelf.get(owner, key)
+        kept = await self._records.get(owner, key)
         if kept is not None:
             return kept.value, kept.record.created_at
         return (self._own.by_key[key], self._own.at) if key in self._own.by_key else None
 
     async def list(self, owner: str) -> list[tuple[FleetTask, float]]:
         found = {key: (task, self._own.at) for key, task in self._own.by_key.items()}
-        found |= {kept.value.key: (kept.value, kept.record.created_at) for kept in await self._shelf.list(owner)}
+        found |= {kept.value.key: (kept.value, kept.record.created_at) for kept in await self._records.list(owner)}
         return list(found.values())
 
 
 class TaskRoutes:
-    def __init__(self, tasks: TaskShelf, guard: Guard) -> None:
+    def __init__(self, tasks: TaskCatalog, guard: Guard) -> None:
         self._tasks, self._guard = tasks, guard
 
     def routes(self) -> list[Route]:

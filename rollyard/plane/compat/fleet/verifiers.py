@@ -29,7 +29,7 @@ from rollyard.plane.compat.fleet.errors import FleetRefusal
 from rollyard.plane.compat.fleet.guard import Guard
 from rollyard.plane.compat.fleet.instances import WorldInstances
 from rollyard.plane.service.shapes import rfc3339
-from rollyard.plane.service.shelf import Shelf
+from rollyard.plane.service.typed_records import TypedRecords
 
 _MAX_CODE = 4 * 2**20
 _MAX_TIMEOUT_S = 300
@@ -56,19 +56,19 @@ class StoredVerifier(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float
 
 
-class VerifierShelf:
+class VerifierCatalog:
     """The code of verifiers, by the digest of the bundle it came in or of itself: an owner's, and the server's own."""
 
-    def __init__(self, shelf: Shelf[StoredVerifier], own: Iterable[StoredVerifier] = ()) -> None:
-        self._shelf, self._own = shelf, {one.sha256: one for one in own}
+    def __init__(self, records: TypedRecords[StoredVerifier], own: Iterable[StoredVerifier] = ()) -> None:
+        self._records, self._own = records, {one.sha256: one for one in own}
 
     async def find(self, owner: str, digest: str) -> StoredVerifier | None:
-        kept = await self._shelf.get(owner, digest)
+        kept = await self._records.get(owner, digest)
         return kept.value if kept is not None else self._own.get(digest)
 
     async def put(self, owner: str, verifier: StoredVerifier) -> StoredVerifier:
         """The one that was there first stays."""
-        if await self._shelf.add(owner, verifier.sha256, verifier):
+        if await self._records.add(owner, verifier.sha256, verifier):
             return verifier
         return await self.find(owner, verifier.sha256) or verifier
 
@@ -80,8 +80,8 @@ def store_verifier(key: str, code: str, at: float, digest: str | None = None) ->
 
 
 class Verifiers:
-    def __init__(self, places: WorldInstances, guard: Guard, shelf: VerifierShelf) -> None:
-        self._places, self._guard, self._shelf = places, guard, shelf
+    def __init__(self, places: WorldInstances, guard: Guard, catalog: VerifierCatalog) -> None:
+        self._places, self._guard, self._catalog = places, guard, catalog
 
     def routes(self) -> list[Route]:
         return [
@@ -91,11 +91,11 @@ class Verifiers:
         ]
 
     async def check(self, request: Request, owner: str) -> Response:
-        known = await self._shelf.find(owner, request.query_params.get("sha256", ""))
+        known = await self._catalog.find(owner, request.query_params.get("sha256", ""))
         return JSONResponse({"success": known is not None, "key": known.key if known else None})
 
     async def get(self, request: Request, owner: str) -> Response:
-        known = await self._shelf.find(owner, request.path_params["id"].removeprefix(_ID))
+        known = await self._catalog.find(owner, request.path_params["id"].removeprefix(_ID))
         if known is None:
             raise FleetRefusal(404, "Verifier not found")
         return JSONResponse(verifier_json(known))
@@ -119,7 +119,7 @@ class Verifiers:
 
     async def _find_known(self, wanted: Execute, owner: str) -> tuple[StoredVerifier, bool]:
         if wanted.bundle is None:
-            known = await self._shelf.find(owner, wanted.sha256 or "")
+            known = await self._catalog.find(owner, wanted.sha256 or "")
             if known is None:
                 raise FleetRefusal(404, "bundle not found: send it once")
             return known, True
@@ -131,7 +131,7 @@ class Verifiers:
         if wanted.sha256 is not None and wanted.sha256 != digest:
             raise FleetRefusal(400, "the bundle is not the one that sha256 says")
         sent = store_verifier(wanted.key or "", unpack_code(packed), time.time(), digest)
-        return await self._shelf.put(owner, sent), False
+        return await self._catalog.put(owner, sent), False
 
 
 def unpack_code(packed: bytes) -> str:

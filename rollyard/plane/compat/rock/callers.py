@@ -29,7 +29,7 @@ class RockCallers:
             raise PlaneForbidden("a key of role agent may not do this")
         return found
 
-    async def own(self, caller: ApiKey, sandbox_id: str) -> Instance:
+    async def find_own(self, caller: ApiKey, sandbox_id: str) -> Instance:
         found = await self._instances.get(sandbox_id)
         check_visible(caller, found)
         return found
@@ -51,7 +51,7 @@ class RockCallers:
 
         return respond
 
-    def plain(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
+    def without_envelope(self, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
         """Without an envelope, with HTTP's own status."""
 
         async def respond(request: Request) -> Response:

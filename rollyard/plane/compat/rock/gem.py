@@ -40,7 +40,7 @@ class Gem:
 
     def routes(self) -> list[Route]:
         def at(name: str, endpoint: Any) -> Route:
-            return Route(f"/apis/v1/envs/gem/{name}", self._callers.plain(endpoint), methods=["POST"])
+            return Route(f"/apis/v1/envs/gem/{name}", self._callers.without_envelope(endpoint), methods=["POST"])
 
         return [at("make", self.make), at("reset", self.reset), at("step", self.step), at("close", self.close)]
 
@@ -81,12 +81,12 @@ class Gem:
 
     async def close(self, request: Request, caller: ApiKey) -> dict[str, Any]:
         wanted = await body(request, _Move)
-        own = await self._callers.own(caller, wanted.sandbox_id)
+        own = await self._callers.find_own(caller, wanted.sandbox_id)
         await self._instances.delete(own.id)
         return {"sandbox_id": own.id}
 
     async def _call(self, caller: ApiKey, sandbox_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-        own = await self._callers.own(caller, sandbox_id)
+        own = await self._callers.find_own(caller, sandbox_id)
         async with asyncio.timeout(_STEP_S):
             said = await ask(self._gateway, own.id, "POST", f"/functions/{name}", msgspec.json.encode(arguments))
         try:

@@ -108,7 +108,7 @@ class Sandboxes:
 
     async def status(self, request: Request, caller: ApiKey) -> dict[str, Any]:
         sandbox_id = request.query_params.get("sandbox_id", "")
-        return _status(await self._callers.own(caller, sandbox_id))
+        return _status(await self._callers.find_own(caller, sandbox_id))
 
     async def execute(self, request: Request, caller: ApiKey) -> dict[str, Any]:
         wanted, own = await self._read_request(request, caller)
@@ -168,7 +168,7 @@ class Sandboxes:
             file, target = form.get("file"), form.get("target_path")
             if not isinstance(file, UploadFile) or not isinstance(target, str):
                 raise PlaneInvalid("an upload has file, target_path and sandbox_id")
-            own = await self._callers.own(caller, str(form.get("sandbox_id", "")))
+            own = await self._callers.find_own(caller, str(form.get("sandbox_id", "")))
             sandbox = await self._instances.sandbox(own.id, "files")
             await sandbox.write(target, await file.read(_MAX_FILE))
             return {"success": True, "message": "", "file_name": file.filename or ""}
@@ -176,7 +176,7 @@ class Sandboxes:
     async def stop(self, request: Request, caller: ApiKey) -> dict[str, Any]:
         wanted = await body(request, _In)
         try:
-            own = await self._callers.own(caller, wanted.sandbox_id)
+            own = await self._callers.find_own(caller, wanted.sandbox_id)
             await self._instances.delete(own.id)
         except PlaneNotFound:
             return {"sandbox_id": wanted.sandbox_id}  # again does no harm, as there
@@ -184,7 +184,7 @@ class Sandboxes:
 
     async def _read_request(self, request: Request, caller: ApiKey) -> tuple[_In, Instance]:
         wanted = await body(request, _In)
-        return wanted, await self._callers.own(caller, wanted.sandbox_id)
+        return wanted, await self._callers.find_own(caller, wanted.sandbox_id)
 
 
 def _size(text: str | None) -> int | None:

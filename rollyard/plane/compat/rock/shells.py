@@ -18,7 +18,7 @@ import msgspec
 from rollyard.core.errors import EnvError, PlaneInvalid, PlaneNotFound, SandboxGone
 from rollyard.core.ids import new_id
 from rollyard.core.protocols import Job, Sandbox
-from rollyard.plane.service.shelf import Shelf
+from rollyard.plane.service.typed_records import TypedRecords
 
 _START_S = 30.0
 _MAX_OUTPUT = 16 * 2**20
@@ -41,8 +41,8 @@ class RockShell(msgspec.Struct, frozen=True, kw_only=True):
 class Shells:
     """Those of all sandboxes, by instance and session."""
 
-    def __init__(self, shelf: Shelf[RockShell]) -> None:
-        self._shelf = shelf
+    def __init__(self, records: TypedRecords[RockShell]) -> None:
+        self._records = records
         self._shells: dict[tuple[str, str], Shell] = {}
 
     async def open(
@@ -56,7 +56,7 @@ class Shells:
         sources: Sequence[str],
     ) -> None:
         made = RockShell(job_id=new_id("job"))
-        if await self._is_open(instance_id, name, sandbox) or not await self._shelf.add(instance_id, name, made):
+        if await self._is_open(instance_id, name, sandbox) or not await self._records.add(instance_id, name, made):
             raise PlaneInvalid(f"there is a session named {name}")
         try:
             job = await sandbox.start(
@@ -67,13 +67,13 @@ class Shells:
             for path in sources:
                 await shell.run(f"source '{path}'", timeout=_START_S)
         except BaseException:  # cancelled too: a session without a shell is none
-            await asyncio.shield(self._shelf.drop(instance_id, name))
+            await asyncio.shield(self._records.drop(instance_id, name))
             raise
         self._keep(instance_id, name, shell)
 
     async def _is_open(self, instance_id: str, name: str, sandbox: Sandbox) -> bool:
         """One whose shell has ended, or whose server died before it began, makes room for another."""
-        kept = await self._shelf.get(instance_id, name)
+        kept = await self._records.get(instance_id, name)
         if kept is None:
             return False
         with suppress(SandboxGone):
@@ -83,7 +83,7 @@ class Shells:
         return False
 
     async def run(self, instance_id: str, name: str, sandbox: Sandbox, command: str, *, timeout: float) -> CommandEnd:
-        kept = await self._shelf.get(instance_id, name)
+        kept = await self._records.get(instance_id, name)
         if kept is None:
             raise PlaneNotFound(f"there is no session named {name}")
         shell = self._shells.get((instance_id, name))
@@ -96,11 +96,11 @@ class Shells:
             raise
         if shell.offset - kept.value.offset > _NOTED:  # it does no harm if another replica was first
             noted = RockShell(job_id=shell.job_id, offset=shell.offset)
-            await self._shelf.write(self._shelf.change(kept, noted))
+            await self._records.write(self._records.change(kept, noted))
         return done
 
     async def close(self, instance_id: str, name: str, sandbox: Sandbox) -> None:
-        kept = await self._shelf.get(instance_id, name)
+        kept = await self._records.get(instance_id, name)
         if kept is not None:
             shell = self._shells.get((instance_id, name)) or await self._find(instance_id, name, sandbox, kept.value)
             await self._forget(instance_id, name)
@@ -122,7 +122,7 @@ class Shells:
 
     async def _forget(self, instance_id: str, name: str) -> None:
         self._shells.pop((instance_id, name), None)
-        await self._shelf.drop(instance_id, name)
+        await self._records.drop(instance_id, name)
 
 
 class Shell:
@@ -143,12 +143,12 @@ class Shell:
             try:
                 async with asyncio.timeout(timeout):
                     await self._job.write(script.encode())
-                    return await self._until(f"{mark} begins\n".encode(), f"\n{mark} ".encode())
+                    return await self._read_until(f"{mark} begins\n".encode(), f"\n{mark} ".encode())
             except TimeoutError:
                 await self._job.kill()
                 raise
 
-    async def _until(self, begin: bytes, end: bytes) -> CommandEnd:
+    async def _read_until(self, begin: bytes, end: bytes) -> CommandEnd:
         held, begun = b"", False
         async for offset, data in self._job.stream(self.offset):
             self.offset = offset

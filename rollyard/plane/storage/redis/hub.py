@@ -76,7 +76,7 @@ class RedisHub(RedisRows):
         last = BETWEEN.join(after) if after else None
         found: list[EnvRecord] = []
         while len(found) < limit:
-            names = await self._after(self._keys.envs, last, _PAGE)
+            names = await self._list_after(self._keys.envs, last, _PAGE)
             for row in await self._read_rows([self._keys.env(*name.split(BETWEEN)) for name in names]):
                 if row and all(word in row["words"] for word in wanted) and status in (None, row["status"]):
                     found.append(env_record(row))

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from rollyard.core.errors import LeaseLost, PlaneConflict, PlaneNotFound, PlaneQuota, PlaneRateLimited
-from rollyard.core.plane import AdmissionTerms, Instance, InstanceState, OwnerUsage, Taking, WarmPool
+from rollyard.core.plane import AdmissionTerms, Instance, InstanceState, OwnerUsage, PoolClaim, WarmPool
 from rollyard.plane.storage.redis.change import Change, Row
 from rollyard.plane.storage.redis.rows import Keys, due_at, instance_record, instance_row
 
@@ -167,7 +167,7 @@ class InstanceRows:
         change: Change,
         waiting: list[str],
         pool: WarmPool,
-        taking: Taking,
+        claim: PoolClaim,
         terms: AdmissionTerms,
         request: Request | None,
     ) -> tuple[Instance, bool] | None:
@@ -176,23 +176,23 @@ class InstanceRows:
             return before, False
         for instance_id in waiting:
             old = await self.get(change, instance_id)
-            if old.owner == pool.owner and old.state == "running" and old.expires_at > taking.at:
+            if old.owner == pool.owner and old.state == "running" and old.expires_at > claim.at:
                 break
         else:
             return None
-        await self._admit(change, taking.owner, terms, taking.at)
+        await self._admit(change, claim.owner, terms, claim.at)
         await self._give_back(change, pool.owner)
         new = replace(
             old,
-            owner=taking.owner,
-            run_id=taking.run_id,
-            rollout_id=taking.rollout_id,
-            labels=taking.labels,
-            idle_ttl_s=taking.idle_ttl_s,
-            last_seen_at=taking.at,
-            updated_at=taking.at,
+            owner=claim.owner,
+            run_id=claim.run_id,
+            rollout_id=claim.rollout_id,
+            labels=claim.labels,
+            idle_ttl_s=claim.idle_ttl_s,
+            last_seen_at=claim.at,
+            updated_at=claim.at,
         )
-        self._keep(change, old, new, (taking.at, f"taken from pool {pool.name}"))
+        self._keep(change, old, new, (claim.at, f"taken from pool {pool.name}"))
         self._remember(change, request, new.id)
         return new, True
 

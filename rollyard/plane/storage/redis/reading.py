@@ -51,7 +51,7 @@ class RedisRows:
         except RedisError as error:
             raise StoreError(f"Redis: {error}") from error
 
-    async def _after(self, index: str, after: str | None, limit: int) -> list[str]:
+    async def _list_after(self, index: str, after: str | None, limit: int) -> list[str]:
         """Members of an index past one, in order."""
         low = b"-" if not after else b"(" + after.encode()
         found = await self._client.zrangebylex(index, low, b"+", 0, limit)

@@ -20,14 +20,14 @@ from rollyard.core.plane import (
     AdmissionTerms,
     ApiKey,
     EnvRecord,
-    Happening,
     Instance,
+    InstanceEvent,
     InstanceState,
     OwnedKind,
     OwnerUsage,
     PlaneRecord,
+    PoolClaim,
     RecordKind,
-    Taking,
     WarmPool,
 )
 from rollyard.core.plane_tables import SweepLease, TableQuery
@@ -124,7 +124,7 @@ class RedisPlane(RedisHub):
         same = {"owner": owner, "env": env, "run_id": run_id, "rollout_id": rollout_id}
         index, found = self._narrowest(owner, rollout_id, live, labels), list[Instance]()
         while len(found) < limit:
-            ids = await self._after(index, after, _PAGE)
+            ids = await self._list_after(index, after, _PAGE)
             for row in await self._read_rows([self._keys.instance(one) for one in ids]):
                 if row and _matches(one := instance_record(row), same, live, labels):
                     found.append(one)
@@ -160,7 +160,7 @@ class RedisPlane(RedisHub):
         counted: dict[tuple[str, str], int] = {}
         last = ""
         while True:
-            ids = await self._after(self._keys.live, last, _PAGE)
+            ids = await self._list_after(self._keys.live, last, _PAGE)
             pipe = self._client.pipeline(transaction=False)
             for one in ids:
                 pipe.hmget(self._keys.instance(one), "engine", "state")
@@ -172,10 +172,10 @@ class RedisPlane(RedisHub):
                 return counted
             last = ids[-1]
 
-    async def history(self, instance_id: str) -> list[Happening]:
+    async def history(self, instance_id: str) -> list[InstanceEvent]:
         lines = await self._row(self._keys.history(instance_id))
         events = [msgspec.json.decode(lines[number]) for number in sorted(lines, key=int)]
-        return [Happening(at=at, state=state, reason=reason) for at, state, reason in events]
+        return [InstanceEvent(at=at, state=state, reason=reason) for at, state, reason in events]
 
     async def set_terms(self, owner: str, **terms: Any) -> OwnerUsage:
         return await self._change(lambda change: self._rows.set_terms(change, owner, terms))
@@ -203,7 +203,7 @@ class RedisPlane(RedisHub):
         return pool_record(row)
 
     async def list_pools(self) -> list[WarmPool]:
-        names = await self._after(self._keys.pools, None, 10_000)
+        names = await self._list_after(self._keys.pools, None, 10_000)
         return [pool_record(row) for row in await self._read_rows([self._keys.pool(name) for name in names]) if row]
 
     async def remove_pool(self, name: str) -> WarmPool:
@@ -220,11 +220,11 @@ class RedisPlane(RedisHub):
         return await self._change(work)
 
     async def take(
-        self, pool: WarmPool, taking: Taking, *, terms: AdmissionTerms, request: Request | None
+        self, pool: WarmPool, claim: PoolClaim, *, terms: AdmissionTerms, request: Request | None
     ) -> tuple[Instance, bool] | None:
         async def work(change: Change) -> tuple[Instance, bool] | None:
-            waiting = await self._after(self._keys.of_owner(pool.owner, live=True), None, _WAITING)
-            return await self._rows.take(change, waiting, pool, taking, terms, request)
+            waiting = await self._list_after(self._keys.of_owner(pool.owner, live=True), None, _WAITING)
+            return await self._rows.take(change, waiting, pool, claim, terms, request)
 
         return await self._change(work)
 
@@ -240,7 +240,7 @@ class RedisPlane(RedisHub):
     async def has_blob(self, digest: str) -> bool:
         return bool(await self._client.exists(self._keys.blob(digest)))
 
-    async def own(self, kind: OwnedKind, name: str, owner: str, *, at: float) -> None:
+    async def add_owner(self, kind: OwnedKind, name: str, owner: str, *, at: float) -> None:
         await self._client.sadd(self._keys.owned(kind, name), owner)
 
     async def owners_of(self, kind: OwnedKind, name: str) -> set[str]:
@@ -260,7 +260,7 @@ class RedisPlane(RedisHub):
     ) -> list[PlaneRecord]:
         found = list[PlaneRecord]()
         while len(found) < limit:
-            names = await self._after(self._keys.records_of(kind, scope), after, _PAGE)
+            names = await self._list_after(self._keys.records_of(kind, scope), after, _PAGE)
             rows = await self._read_rows([self._keys.record(kind, scope, name) for name in names])
             kept = [plane_record(row) for row in rows if row]
             found += [one for one in kept if not unfinished or one.due_at is not None]
@@ -282,7 +282,9 @@ class RedisPlane(RedisHub):
 
     async def drop_records(self, kind: RecordKind, scope: str, name: str | None = None) -> None:
         async def work(change: Change) -> None:
-            names = [name] if name is not None else await self._after(self._keys.records_of(kind, scope), None, 10_000)
+            names = (
+                [name] if name is not None else await self._list_after(self._keys.records_of(kind, scope), None, 10_000)
+            )
             await self._records.drop(change, kind, scope, names, whole=name is None)
 
         await self._change(work)
@@ -291,7 +293,7 @@ class RedisPlane(RedisHub):
         dropped = 0
         for kind in KINDS_OF_INSTANCES:
             last: str | None = None
-            while scopes := await self._after(self._keys.scopes(kind), last, _PAGE):
+            while scopes := await self._list_after(self._keys.scopes(kind), last, _PAGE):
                 rows = await self._read_rows([self._keys.instance(scope) for scope in scopes])
                 for scope, row in zip(scopes, rows, strict=True):
                     if not row or not instance_record(row).live:
@@ -317,7 +319,7 @@ class RedisPlane(RedisHub):
         return key_record(row) if row and "revoked_at" not in row else None
 
     async def list_keys(self) -> list[ApiKey]:
-        named = await self._after(self._keys.keys, None, 100_000)
+        named = await self._list_after(self._keys.keys, None, 100_000)
         digests = [bytes.fromhex(name.split(BETWEEN)[1]) for name in named]
         return [key_record(row) for row in await self._read_rows([self._keys.key(one) for one in digests]) if row]
 
@@ -370,8 +372,8 @@ class RedisPlane(RedisHub):
     async def owners_page(self, look: TableQuery) -> tuple[list[OwnerUsage], int]:
         return await tables.owners(self, look)
 
-    async def ever(self) -> dict[tuple[str, str], int]:
-        return await tables.ever(self)
+    async def count_states(self) -> dict[tuple[str, str], int]:
+        return await tables.count_states(self)
 
     async def sweep_lease(self) -> SweepLease | None:
         row = await self._row(self._keys.lease("sweep"))

@@ -40,7 +40,7 @@ async def owners(plane: RedisPlane, look: TableQuery) -> tuple[list[OwnerUsage],
     return _page([await plane.usage(name) for name in sorted(names)], look, lambda one: (one.owner,), "owner")
 
 
-async def ever(plane: RedisPlane) -> dict[tuple[str, str], int]:
+async def count_states(plane: RedisPlane) -> dict[tuple[str, str], int]:
     return dict(Counter([(one.engine, one.state) async for one in _instances(plane)]))
 
 

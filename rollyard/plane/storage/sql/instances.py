@@ -29,7 +29,7 @@ from sqlalchemy import (
 )
 
 from rollyard.core.errors import PlaneConflict, PlaneError, PlaneNotFound, PlaneQuota, PlaneRateLimited
-from rollyard.core.plane import AdmissionTerms, Happening, Instance, InstancePlan, InstanceState, OwnerUsage
+from rollyard.core.plane import AdmissionTerms, Instance, InstanceEvent, InstancePlan, InstanceState, OwnerUsage
 from rollyard.plane.storage.sql.insert import insert_new
 from rollyard.plane.storage.sql.prepared import PreparedStatement
 from rollyard.store.database import Put
@@ -103,9 +103,8 @@ def admit(connection: Connection, owner: str, terms: AdmissionTerms, now: float)
     }
     if _CHARGE.count(connection, said):
         return
-    insert_new(
-        connection, owners, {"owner": owner, "used": 0, "next_at": 0.0}
-    )  # or wait for the transaction that inserts it
+    # Or wait for the transaction that inserts it
+    insert_new(connection, owners, {"owner": owner, "used": 0, "next_at": 0.0})
     if not _CHARGE.count(connection, said):
         row = connection.execute(select(owners).where(owners.c.owner == owner)).mappings().one()
         used = OwnerUsage(owner=owner, used=row["used"], quota=row["quota"], rate=row["rate"])
@@ -178,9 +177,8 @@ def end_many(
         .returning(instances.c.id, instances.c.owner)
     ).all()
     given_back = Counter(owner for _, owner in ended)
-    for owner, count in sorted(
-        given_back.items()
-    ):  # in one order everywhere, so that two sweeps cannot lock each other out
+    for owner, count in sorted(given_back.items()):
+        # In one order everywhere, so that two sweeps cannot lock each other out
         connection.execute(update(owners).where(owners.c.owner == owner).values(used=owners.c.used - count))
     if ended:
         add_history(connection, [(instance_id, at, state, reason) for instance_id, _ in ended])
@@ -229,11 +227,11 @@ def list_instances(
     return [record(row) for row in connection.execute(query).mappings()]
 
 
-def history_of(connection: Connection, instance_id: str) -> list[Happening]:
+def history_of(connection: Connection, instance_id: str) -> list[InstanceEvent]:
     rows = connection.execute(
         select(history).where(history.c.instance_id == instance_id).order_by(history.c.seq)
     ).mappings()
-    return [Happening(at=row["at"], state=row["state"], reason=row["reason"]) for row in rows]
+    return [InstanceEvent(at=row["at"], state=row["state"], reason=row["reason"]) for row in rows]
 
 
 def list_changed(connection: Connection, *, owner: str | None, since: float, limit: int) -> list[Instance]:

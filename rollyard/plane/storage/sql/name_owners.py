@@ -9,7 +9,7 @@ from rollyard.plane.storage.sql.insert import insert_new
 from rollyard.store.schema import plane_owned as owned
 
 
-def own(connection: Connection, kind: OwnedKind, name: str, owner: str, *, at: float) -> None:
+def add_owner(connection: Connection, kind: OwnedKind, name: str, owner: str, *, at: float) -> None:
     insert_new(connection, owned, {"kind": kind, "name": name, "owner": owner, "created_at": at})
 
 

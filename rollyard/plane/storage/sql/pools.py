@@ -1,5 +1,5 @@
 """Warm pools and bundles. What waits in a pool is an instance like any other, owned by the pool: the pool's size is that
-owner's quota, so it is as exact as a quota is. Taking one is a change of owner, in one transaction."""
+owner's quota, so it is as exact as a quota is. PoolClaim one is a change of owner, in one transaction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import Connection, delete, insert, select, update
 
 from rollyard.core.errors import PlaneNotFound
-from rollyard.core.plane import AdmissionTerms, Instance, Taking, WarmPool
+from rollyard.core.plane import AdmissionTerms, Instance, PoolClaim, WarmPool
 from rollyard.plane.storage.sql import instances as rows
 from rollyard.plane.storage.sql.insert import insert_new
 from rollyard.store.schema import plane_blobs as blobs
@@ -50,7 +50,7 @@ def remove(connection: Connection, name: str) -> WarmPool:
 def take(
     connection: Connection,
     pool: WarmPool,
-    taking: Taking,
+    claim: PoolClaim,
     *,
     terms: AdmissionTerms,
     request: tuple[str, str, bytes] | None,
@@ -64,7 +64,7 @@ def take(
     found = (
         connection.execute(
             select(instances)
-            .where(*waiting, instances.c.expires_at > taking.at)
+            .where(*waiting, instances.c.expires_at > claim.at)
             .order_by(instances.c.id)
             .limit(1)
             .with_for_update(skip_locked=True)
@@ -74,28 +74,28 @@ def take(
     )
     if found is None:
         return None
-    rows.admit(connection, taking.owner, terms, taking.at)
+    rows.admit(connection, claim.owner, terms, claim.at)
     connection.execute(update(owners).where(owners.c.owner == pool.owner).values(used=owners.c.used - 1))
     if request is not None:
-        rows.remember(connection, request, found["id"], taking.at)
+        rows.remember(connection, request, found["id"], claim.at)
     connection.execute(
-        update(instances).where(instances.c.id == found["id"]).values(**_changes(taking), updated_at=taking.at)
+        update(instances).where(instances.c.id == found["id"]).values(**_changes(claim), updated_at=claim.at)
     )
-    if taking.labels:
-        new = [{"instance_id": found["id"], "name": name, "value": value} for name, value in taking.labels.items()]
+    if claim.labels:
+        new = [{"instance_id": found["id"], "name": name, "value": value} for name, value in claim.labels.items()]
         connection.execute(insert(labels), new)
-    rows.add_history(connection, [(found["id"], taking.at, "running", f"taken from pool {pool.name}")])
+    rows.add_history(connection, [(found["id"], claim.at, "running", f"taken from pool {pool.name}")])
     return rows.get(connection, found["id"]), True
 
 
-def _changes(taking: Taking) -> dict[str, Any]:
+def _changes(claim: PoolClaim) -> dict[str, Any]:
     return {
-        "owner": taking.owner,
-        "run_id": taking.run_id,
-        "rollout_id": taking.rollout_id,
-        "labels": msgspec.json.encode(taking.labels).decode(),
-        "idle_ttl_s": taking.idle_ttl_s,
-        "last_seen_at": taking.at,
+        "owner": claim.owner,
+        "run_id": claim.run_id,
+        "rollout_id": claim.rollout_id,
+        "labels": msgspec.json.encode(claim.labels).decode(),
+        "idle_ttl_s": claim.idle_ttl_s,
+        "last_seen_at": claim.at,
     }
 
 

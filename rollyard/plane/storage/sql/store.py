@@ -43,7 +43,7 @@ class SqlPlane(Records):
     put_blob = writes(pools.put_blob)
     get_blob = reads(pools.get_blob)
     has_blob = reads(pools.has_blob)
-    own = writes(name_owners.own)
+    add_owner = writes(name_owners.add_owner)
     owners_of = reads(name_owners.owners_of)
 
     # what the compatible APIs keep
@@ -65,7 +65,7 @@ class SqlPlane(Records):
     instances_page = reads(survey.instances)
     envs_page = reads(survey.envs)
     owners_page = reads(survey.owners)
-    ever = reads(survey.ever)
+    count_states = reads(survey.count_states)
     sweep_lease = reads(survey.sweep_lease)
     in_use = reads(survey.in_use)
 

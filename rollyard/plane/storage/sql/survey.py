@@ -43,7 +43,7 @@ def owners(connection: Connection, look: TableQuery) -> tuple[list[OwnerUsage], 
     ], total
 
 
-def ever(connection: Connection) -> dict[tuple[str, str], int]:
+def count_states(connection: Connection) -> dict[tuple[str, str], int]:
     """How many instances each engine has in each state, those that are gone too."""
     t = plane_instances
     query = select(t.c.engine, t.c.state, func.count()).group_by(t.c.engine, t.c.state)

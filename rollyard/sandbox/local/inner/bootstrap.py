@@ -32,9 +32,8 @@ class Kind:
         self.network: bool = plan["network"] == "host"
         self.id_map: dict[str, Any] = plan["map"]
         self.cgroups: list[str] = plan["cgroup_roots"]
-        self.beside: str | None = (
-            plan["home"] if plan["beside"] else None
-        )  # it joins namespaces that no other blank does
+        # It joins namespaces that no other blank does
+        self.beside: str | None = plan["home"] if plan["beside"] else None
 
     @property
     def key(self) -> str:
@@ -50,7 +49,7 @@ def become(kind: Kind, channel: socket.socket, joins: list[int]) -> NoReturn:
         os.dup2(0, 2)
         syscalls.close_all_but({channel.fileno(), *joins})
         try:
-            stage = _blank(kind, channel, joins)
+            stage = _run_blank(kind, channel, joins)
             protocol.send(channel, {"ready": True})
             plan, fds = _plan(channel)
             control, listener, lock, *held = fds
@@ -76,7 +75,7 @@ def _plan(channel: socket.socket) -> tuple[Plan, list[int]]:
     return got
 
 
-def _blank(kind: Kind, channel: socket.socket, joins: list[int]) -> mounts.StagingArea | None:
+def _run_blank(kind: Kind, channel: socket.socket, joins: list[int]) -> mounts.StagingArea | None:
     for fd in joins:
         os.write(fd, b"0")
         os.close(fd)
@@ -115,9 +114,8 @@ def _enter(kind: Kind, stage: mounts.StagingArea | None, plan: Plan, held: list[
     elif plan["landlock"] is not None and os.geteuid() == 0:
         try:
             syscalls.set_capabilities(frozenset(), plan["last_capability"])
-        except (
-            PermissionError
-        ):  # root of a container that took that right away: no_new_privs keeps the rest from coming back
+        except PermissionError:
+            # Root of a container that took that right away: no_new_privs keeps the rest from coming back
             syscalls.set_capabilities(frozenset(), -1)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
     if kind.namespace or plan["landlock"] is not None:

@@ -66,7 +66,7 @@ def listing(path: str) -> list[dict[str, Any]]:
     return out
 
 
-class OthersLink(OSError):
+class UntrustedLink(OSError):
     """A link on the way that is not root's: what is behind it may only be changed with the rights of its owner."""
 
     def __init__(self, uid: int, gid: int, path: str) -> None:
@@ -81,7 +81,7 @@ def as_link_owner(act: Callable[[bool], T]) -> T:
     """`act(False)` as root; where a link of another user is on the way, `act(True)` with that user's rights and no more."""
     try:
         return act(False)
-    except OthersLink as link:
+    except UntrustedLink as link:
         uid, gid = link.uid, link.gid
     syscalls.set_file_ids(uid, gid)
     try:
@@ -144,7 +144,7 @@ def _is_link(name: str, at: int) -> bool:
 def _read_link(fd: int, info: os.stat_result, path: str, anyones: bool) -> str:
     try:
         if not anyones and info.st_uid not in (0, os.geteuid()) and has_several_users():
-            raise OthersLink(info.st_uid, info.st_gid, path)
+            raise UntrustedLink(info.st_uid, info.st_gid, path)
         return os.readlink("", dir_fd=fd)
     finally:
         os.close(fd)

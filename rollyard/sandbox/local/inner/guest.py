@@ -43,7 +43,7 @@ class _Running:
 class Guest:
     def __init__(self, port: int, groups: int, last_capability: int) -> None:
         self._groups, self._last_capability = groups, last_capability
-        self._streams = Streams(port, self._hear, power_off)
+        self._streams = Streams(port, self._receive, power_off)
         self._running: dict[int, _Running] = {}
         self._ending: list[int] = []  # conversations that wait until no program is left
         self._listening: set[tuple[str, int]] = set()
@@ -58,7 +58,7 @@ class Guest:
 
     # -- what the host says
 
-    def _hear(self, number: int, message: Message | None) -> None:
+    def _receive(self, number: int, message: Message | None) -> None:
         job = self._running.get(number)
         if message is None or "kill" in message:
             if job is not None:
@@ -213,7 +213,7 @@ def _spawn(launch: dict[str, Any], stdio: tuple[int, int, int], group: int, last
             raise OSError(int(number), os.strerror(int(number)), path)
         return pid
     try:
-        _become(launch, stdio, group, last_capability)
+        _become_program(launch, stdio, group, last_capability)
     except OSError as error:
         where = error.filename if isinstance(error.filename, str) else launch["argv"][0]
         os.write(failed_w, f"{error.errno} {where}".encode("utf-8", "surrogateescape"))
@@ -221,7 +221,7 @@ def _spawn(launch: dict[str, Any], stdio: tuple[int, int, int], group: int, last
         os._exit(127)
 
 
-def _become(launch: dict[str, Any], stdio: tuple[int, int, int], group: int, last_capability: int) -> NoReturn:
+def _become_program(launch: dict[str, Any], stdio: tuple[int, int, int], group: int, last_capability: int) -> NoReturn:
     _write(group, "cgroup.procs", "0")
     os.setsid()
     os.chdir(launch["cwd"])

@@ -14,7 +14,7 @@ from rollyard.sandbox.local.inner import protocol, remains, syscalls
 
 
 class Janitor:
-    """The zygote's: `fileno` is to be polled, and `hear` called when it is readable. `pids` are the processes of large ones."""
+    """The zygote's: `fileno` is to be polled, and `receive` called when it is readable. `pids` are those of large processes."""
 
     def __init__(self) -> None:
         self.pids: set[int] = set()
@@ -35,11 +35,11 @@ class Janitor:
         try:
             protocol.send(sock, {"home": home, "groups": groups})
             self._left.append((home, groups, id_map))
-        except OSError:  # it is far behind, or was killed: then `hear` takes care of the others
+        except OSError:  # it is far behind, or was killed: then `receive` takes care of the others
             self.pids.add(remains.start_removal(home, groups, id_map))
         return sock.fileno() if started else None
 
-    def hear(self) -> bool:
+    def receive(self) -> bool:
         """One removal is done; False when the process is gone, and what it left undone is begun again without it."""
         assert self._sock is not None
         try:

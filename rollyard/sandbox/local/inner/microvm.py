@@ -52,7 +52,7 @@ def boot(plan: dict[str, Any], control: socket.socket) -> Microvm:
     for name, target in settings["links"].items():
         os.symlink(target, f"{PLACE}/{name}")
     _bind_devices()
-    _share()
+    _mount_share()
     ours, theirs = socket.socketpair()
     link, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with (
@@ -67,7 +67,7 @@ def boot(plan: dict[str, Any], control: socket.socket) -> Microvm:
         pids = {_fork(lambda: _serve_files(settings, served.fileno()), {served.fileno()})}
         pids.add(_fork(lambda: _run_machine(settings, theirs.fileno()), {theirs.fileno()}))
         kept = {ours.fileno(), door.fileno(), far.fileno()}
-        pids.add(_fork(lambda: Courier(ours.fileno(), door, far).serve(), kept))
+        pids.add(_fork(lambda: PortBridge(ours.fileno(), door, far).serve(), kept))
     ours.close()
     _wait_until_ready(link, control, settings["boot_s"])
     return Microvm(pids, link)
@@ -105,7 +105,7 @@ def _bind_devices() -> None:
     syscalls.mount("/proc", f"{PLACE}/proc", None, syscalls.MS_BIND)
 
 
-def _share() -> None:
+def _mount_share() -> None:
     """The sandbox's root and what is mounted in it, without what every machine has of its own: nothing of this side's
     processes and devices can be reached through it."""
     with open("/proc/self/mountinfo", "rb") as file:
@@ -179,13 +179,13 @@ def _run_machine(settings: dict[str, Any], port: int) -> NoReturn:
 # -- the courier
 
 
-class Courier:
+class PortBridge:
     """Carries between the guest's port and the clients of `door`. `link` is told once that the guest is ready."""
 
     def __init__(self, port: int, door: socket.socket, link: socket.socket) -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         self._link = link
-        self._streams = Streams(port, self._hear, lambda: os._exit(0))
+        self._streams = Streams(port, self._receive, lambda: os._exit(0))
         self._clients: dict[int, socket.socket] = {}
         self._programs: set[int] = set()
         self._held: dict[int, list[Message | None]] = {}  # words that wait for a program's output to be written
@@ -237,7 +237,7 @@ class Courier:
             for offset in (1, 2, 3):
                 self._streams.drop(number + offset)
 
-    def _hear(self, number: int, message: Message | None) -> None:
+    def _receive(self, number: int, message: Message | None) -> None:
         if message is not None and "ready" in message:
             protocol.send(self._link, message)
         elif message is not None and "connect" in message:
@@ -309,7 +309,7 @@ def _stand_in(sock: socket.socket) -> NoReturn:
     heard, told = os.pipe2(os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _fork(lambda: _stay(sock, told), {sock.fileno(), told})
+    _fork(lambda: _wait_for_end(sock, told), {sock.fileno(), told})
     sock.close()
     os.close(told)
     kind, _, number = os.read(heard, 64).partition(b" ")
@@ -321,7 +321,7 @@ def _stand_in(sock: socket.socket) -> NoReturn:
     os._exit(70)
 
 
-def _stay(sock: socket.socket, told: int) -> NoReturn:
+def _wait_for_end(sock: socket.socket, told: int) -> NoReturn:
     def ask(_number: int, _frame: object) -> None:
         with contextlib.suppress(OSError):
             protocol.send(sock, {"kill": True})

@@ -48,11 +48,11 @@ class StagingArea:
             upper = os.open("w", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         _overlay("root", _place("l", [mounts.pop(0) for _ in plan["lowers"]]))
         attach = _trees(plan, held, mounts)
-        attach += _inside(held, late=False)
+        attach += _list_binds(held, late=False)
         attach += self._system
         attach += [(mounts.pop(0), f"/dev/{os.path.basename(path)}") for path in plan["devices"]]
         attach += [(_seal(mounts.pop(0), writable=bind["writable"]), bind["target"]) for bind in plan["binds"]]
-        attach += _inside(held, late=True)
+        attach += _list_binds(held, late=True)
         os.chdir("root")
         sys.pivot_root(".", ".")
         sys.umount(".")
@@ -78,7 +78,7 @@ def _trees(plan: Plan, held: HeldMount, mounts: list[int]) -> list[tuple[int, st
     return attach
 
 
-def _inside(held: HeldMount, *, late: bool) -> list[tuple[int, str]]:
+def _list_binds(held: HeldMount, *, late: bool) -> list[tuple[int, str]]:
     return [(_seal(mount.fd, writable=mount.writable), mount.target) for mount in held.below if mount.late == late]
 
 

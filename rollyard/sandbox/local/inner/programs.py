@@ -61,11 +61,11 @@ class Programs:
         for job in self._jobs.values():
             job.killed = True
 
-    def hear(self, fd: int) -> bool:
+    def receive(self, fd: int) -> bool:
         """A word of a keeper's; False if the descriptor is none of theirs."""
         job = self._by_control.get(fd)
         if job is not None:
-            self._hear(job)
+            self._receive(job)
         return job is not None
 
     def op_run(self, asked: Request) -> Message | None:
@@ -167,7 +167,7 @@ class Programs:
         self.keepers.add(pid)
         return pid, ours
 
-    def _hear(self, job: _Job) -> None:
+    def _receive(self, job: _Job) -> None:
         try:
             got = protocol.receive(job.control)
         except BlockingIOError:

@@ -19,7 +19,7 @@ Plan = dict[str, Any]
 MAX_BELOW = 96  # each is a descriptor, and a message carries 250
 
 
-class Below(NamedTuple):
+class NestedMount(NamedTuple):
     """A mount for a place inside a tree, or `late` inside a bind."""
 
     target: str
@@ -36,7 +36,7 @@ class HeldMount:
     def __init__(self) -> None:
         self.mounts: list[int] = []
         self.bound: list[str] = []
-        self.below: list[Below] = []
+        self.below: list[NestedMount] = []
         self.hidden: list[str] = []
         self.shifted = False
 
@@ -55,7 +55,7 @@ class HeldMount:
         count = len(fds) - len(message["below"])
         held.mounts, held.bound, held.hidden = fds[:count], message["bound"], message["hidden"]
         places: list[tuple[str, bool, bool]] = message["below"]
-        held.below = [Below(*place, fd) for place, fd in zip(places, fds[count:], strict=True)]
+        held.below = [NestedMount(*place, fd) for place, fd in zip(places, fds[count:], strict=True)]
         return held
 
 
@@ -127,7 +127,7 @@ def _hold_below(
             fd = sys.open_tree(mount.point)
         except OSError:
             continue  # it went away, another mount hides it, or it may not be bound: its place shows what lies under it
-        held.below.append(Below(_place(tree, mount), late, writable, fd))
+        held.below.append(NestedMount(_place(tree, mount), late, writable, fd))
         _map(fd, userns)
 
 

@@ -74,7 +74,7 @@ class Supervisor:
         for fd in (wake, self._listener.fileno(), *self._clients, *([] if link < 0 else [link])):
             self._poller.register(fd, select.POLLIN)
         while True:
-            for fd, _event in self._poller.poll(self._patience()):
+            for fd, _event in self._poller.poll(self._poll_ms()):
                 if fd == wake:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake, 4096)
@@ -83,8 +83,8 @@ class Supervisor:
                 elif fd == self._listener.fileno():
                     self._accept()
                 elif fd in self._clients:
-                    self._hear(self._clients[fd])
-                elif self._programs.hear(fd):
+                    self._receive(self._clients[fd])
+                elif self._programs.receive(fd):
                     self._touched = time.monotonic()
             self._reap()
             if self._over():
@@ -95,7 +95,7 @@ class Supervisor:
             self._end_all()
         os._exit(0)
 
-    def _patience(self) -> float:
+    def _poll_ms(self) -> float:
         now = time.monotonic()
         left = self._expires - now
         if self._idle is not None:
@@ -132,7 +132,7 @@ class Supervisor:
         except OSError:  # gone, or not reading its answers
             self._drop(client)
 
-    def _hear(self, client: Client) -> None:
+    def _receive(self, client: Client) -> None:
         try:
             got = protocol.receive(client.sock)
         except BlockingIOError:

@@ -251,9 +251,9 @@ class _Tracer:
         """How the process is let go, and with which signal."""
         number, event = os.WSTOPSIG(status), status >> 16
         if event == _EVENT_SECCOMP:
-            return (_SYSCALL if self._before(pid) else _CONT), 0
+            return (_SYSCALL if self._enter_call(pid) else _CONT), 0
         if number == _SYSCALL_STOP:
-            self._after(pid)
+            self._leave_call(pid)
             return _CONT, 0
         if event:
             return _CONT, 0
@@ -262,7 +262,7 @@ class _Tracer:
             return _CONT, 0
         return _CONT, number
 
-    def _before(self, pid: int) -> bool:
+    def _enter_call(self, pid: int) -> bool:
         """Change what is asked for; True when the answer has to be changed too."""
         stop = _Stop(pid)
         number = stop.number
@@ -287,7 +287,7 @@ class _Tracer:
         if path is not None and (found := self._view.outside(path)) != path:
             stop.give(place, stop.put(found + b"\0"))
 
-    def _after(self, pid: int) -> None:
+    def _leave_call(self, pid: int) -> None:
         """The path that the kernel found, as the sandbox calls it."""
         awaited = self._awaited.pop(pid, None)
         if awaited is None:

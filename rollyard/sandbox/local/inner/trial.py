@@ -36,7 +36,7 @@ def attempt(id_map: dict[str, Any], *, proc: bool) -> str | None:
         ours.close()
         try:
             try:
-                _inside(theirs, id_map, proc=proc)
+                _try_inside(theirs, id_map, proc=proc)
                 protocol.send(theirs, {"ok": True})
             except OSError as error:
                 protocol.send(theirs, {"error": f"{error.filename}: {error.strerror}"})
@@ -60,7 +60,7 @@ def attempt(id_map: dict[str, Any], *, proc: bool) -> str | None:
         os.waitpid(pid, 0)
 
 
-def _inside(channel: socket.socket, id_map: dict[str, Any], *, proc: bool) -> None:
+def _try_inside(channel: socket.socket, id_map: dict[str, Any], *, proc: bool) -> None:
     message, fds = protocol.receive(channel) or ({}, [])
     syscalls.unshare(syscalls.CLONE_NEWCGROUP)
     if id_map["kind"] != "single":

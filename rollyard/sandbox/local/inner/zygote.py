@@ -75,14 +75,14 @@ class Zygote:
                     with contextlib.suppress(BlockingIOError):
                         os.read(wake, 4096)
                 elif fd == self._janitor.fileno:
-                    if not self._janitor.hear():
+                    if not self._janitor.receive():
                         self._poller.unregister(fd)
                 elif fd != control:
                     self._blank_spoke(fd)
-                elif self._control is not None and not self._hear(self._control):
+                elif self._control is not None and not self._receive(self._control):
                     self._owner_gone(control)
             self._reap()
-            self._settle()
+            self._answer_settled()
         os._exit(0)
 
     def _owner_gone(self, control: int) -> None:
@@ -102,7 +102,7 @@ class Zygote:
                 self._poller.unregister(blank.channel.fileno())
                 blank.channel.close()
 
-    def _settle(self) -> None:
+    def _answer_settled(self) -> None:
         """Answer those who asked to be told when nothing of their dead sandboxes is left."""
         if not self._settling:
             return
@@ -118,7 +118,7 @@ class Zygote:
             with contextlib.suppress(OSError):  # the owner is gone; the next receive says so
                 protocol.send(self._control, {"n": number, **message}, fds)
 
-    def _hear(self, control: socket.socket) -> bool:
+    def _receive(self, control: socket.socket) -> bool:
         try:
             got = protocol.receive(control)
         except OSError:
@@ -135,12 +135,12 @@ class Zygote:
             self._try_blank(request.kind, request.joins)
             return True
         self._serve_waiting()
-        self._stock(request.kind)
+        self._fill_stock(request.kind)
         return True
 
     # -- blanks
 
-    def _stock(self, kind: bootstrap.Kind) -> None:
+    def _fill_stock(self, kind: bootstrap.Kind) -> None:
         """Have one blank for every waiting request and a few more; drop those that no longer fit."""
         for blank in list(self._blanks.values()):
             if blank.kind.key != kind.key and blank.channel.fileno() >= 0:
@@ -230,7 +230,7 @@ class Zygote:
         self._poller.unregister(blank.channel.fileno())
         held = sources.HeldMount()
         try:
-            message = self._hold(plan, held)
+            message = self._hold_mounts(plan, held)
             for group, limits in zip(blank.groups, plan["limits"], strict=True):
                 for name, value in limits.items():
                     idmap.write_text(f"{group}/{name}", value)
@@ -245,7 +245,7 @@ class Zygote:
             protocol.close_fds(held.fds)
             request.close()
 
-    def _hold(self, plan: Plan, held: sources.HeldMount) -> dict[str, Any] | None:
+    def _hold_mounts(self, plan: Plan, held: sources.HeldMount) -> dict[str, Any] | None:
         """Real root holds the sources here, id-mapped where their filesystem can; a writable part that cannot keeps shifted
         ids on disk. Everybody else's sandbox holds them itself."""
         if not plan["namespace"] or plan["map"]["kind"] != "range":

@@ -9,7 +9,7 @@ import pytest
 
 import rollyard.inside as package
 from rollyard.core.errors import GateUnreachable, PathError, SandboxGone, SandboxInterrupted
-from rollyard.sandbox.relay import HostRelay, RelayWay
+from rollyard.sandbox.relay import HostRelay, RelayAccess
 
 pytestmark = pytest.mark.anyio
 INSIDE = [sys.executable, str(Path(package.__file__).with_name("relay.py"))]
@@ -45,9 +45,9 @@ class Inside:
 
 
 @pytest.fixture
-async def way():
+async def access():
     inside = Inside()
-    made = RelayWay(inside, "sbx_1")
+    made = RelayAccess(inside, "sbx_1")
     yield made, inside
     await made.aclose()
 
@@ -74,8 +74,8 @@ async def serve(listener):
         await stream.send_eof()
 
 
-async def test_listeners_stay_on_their_ports_when_the_program_is_killed(way):
-    made, inside = way
+async def test_listeners_stay_on_their_ports_when_the_program_is_killed(access):
+    made, inside = access
     first, second = await made.listen(0), await made.listen(0)
     tasks = [asyncio.create_task(serve(one)) for one in (first, second)]
     for _ in range(3):
@@ -87,8 +87,8 @@ async def test_listeners_stay_on_their_ports_when_the_program_is_killed(way):
         task.cancel()
 
 
-async def test_the_end_of_every_program_leaves_the_listeners(way):
-    made, inside = way
+async def test_the_end_of_every_program_leaves_the_listeners(access):
+    made, inside = access
     listener = await made.listen(0)
     async with made.renewing():
         inside.processes[-1].kill()
@@ -97,8 +97,8 @@ async def test_the_end_of_every_program_leaves_the_listeners(way):
     task.cancel()
 
 
-async def test_a_relay_that_cannot_be_started_again_ends_its_listeners_with_its_words(way):
-    made, inside = way
+async def test_a_relay_that_cannot_be_started_again_ends_its_listeners_with_its_words(access):
+    made, inside = access
     listener = await made.listen(0)
     inside.argv = (sys.executable, "-c", "import sys; sys.exit('the sandbox is broken')")
     inside.processes[-1].kill()
@@ -108,8 +108,8 @@ async def test_a_relay_that_cannot_be_started_again_ends_its_listeners_with_its_
         await made.listen(0)
 
 
-async def test_one_that_ends_as_soon_as_it_is_up_is_not_started_for_ever(way):
-    made, inside = way
+async def test_one_that_ends_as_soon_as_it_is_up_is_not_started_for_ever(access):
+    made, inside = access
     listener = await made.listen(0)
 
     async def killing():
@@ -127,8 +127,8 @@ async def test_one_that_ends_as_soon_as_it_is_up_is_not_started_for_ever(way):
     assert len(inside.processes) < 12
 
 
-async def test_a_closed_way_starts_nothing_again(way):
-    made, inside = way
+async def test_a_closed_way_starts_nothing_again(access):
+    made, inside = access
     listener = await made.listen(0)
     await made.aclose()
     with pytest.raises(SandboxGone):
@@ -136,8 +136,8 @@ async def test_a_closed_way_starts_nothing_again(way):
     assert len(inside.processes) == 1
 
 
-async def test_a_port_that_is_taken_and_one_where_nobody_listens_are_typed(way):
-    made, _ = way
+async def test_a_port_that_is_taken_and_one_where_nobody_listens_are_typed(access):
+    made, _ = access
     listener = await made.listen(0)
     with pytest.raises(PathError, match="EADDRINUSE"):
         await made.listen(listener.port)

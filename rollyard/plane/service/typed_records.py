@@ -1,4 +1,4 @@
-"""`Shelf`: what an API keeps beside its instances, as values of one type, the same on every replica and after a restart."""
+"""`TypedRecords`: values of one type that an API keeps beside its instances, on every replica and after a restart the same."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _PAGE = 500
 _TRIES = 100
 
 
-class ShelfItem(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+class TypedRecord(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """A value, and the record that it was read from."""
 
     value: T
     record: PlaneRecord
 
 
-class Shelf(Generic[T]):
+class TypedRecords(Generic[T]):
     """All values of one kind, each by a scope (an owner, a job, an instance) and a name in it."""
 
     def __init__(
@@ -36,11 +36,11 @@ class Shelf(Generic[T]):
         self._kind: RecordKind = kind
         self._decoder = msgspec.json.Decoder(type)
 
-    async def get(self, scope: str, name: str) -> ShelfItem[T] | None:
+    async def get(self, scope: str, name: str) -> TypedRecord[T] | None:
         found = await self._store.get_record(self._kind, scope, name)
         return None if found is None else self._read(found)
 
-    async def list(self, scope: str, *, unfinished: bool = False, limit: int | None = None) -> list[ShelfItem[T]]:
+    async def list(self, scope: str, *, unfinished: bool = False, limit: int | None = None) -> list[TypedRecord[T]]:
         """By name."""
         found: list[PlaneRecord] = []
         while limit is None or len(found) < limit:
@@ -59,19 +59,19 @@ class Shelf(Generic[T]):
             kind=self._kind, scope=scope, name=name, data=data, created_at=now, updated_at=now, due_at=due_at
         )
 
-    def change(self, kept: ShelfItem[T], value: T, *, due_at: float | None = None) -> PlaneRecord:
+    def change(self, kept: TypedRecord[T], value: T, *, due_at: float | None = None) -> PlaneRecord:
         """The same record with another value, for `write`."""
         data = msgspec.json.encode(value).decode()
         return replace(kept.record, data=data, updated_at=self._clock(), due_at=due_at)
 
     async def write(self, *records: PlaneRecord) -> bool:
-        """All or none, of any shelf; False when one of them was changed since it was read."""
+        """All or none, of any kind; False when one of them was changed since it was read."""
         return await self._store.put_records(records) is not None
 
-    async def put(self, kept: ShelfItem[T], value: T, *, due_at: float | None = None) -> ShelfItem[T] | None:
+    async def put(self, kept: TypedRecord[T], value: T, *, due_at: float | None = None) -> TypedRecord[T] | None:
         """Another value in its place; None when it was changed since it was read."""
         found = await self._store.put_records([self.change(kept, value, due_at=due_at)])
-        return None if found is None else ShelfItem(value=value, record=found[0])
+        return None if found is None else TypedRecord(value=value, record=found[0])
 
     async def add(self, scope: str, name: str, value: T) -> bool:
         """False when there is one."""
@@ -96,17 +96,17 @@ class Shelf(Generic[T]):
     async def next_due(self) -> float | None:
         return await self._store.next_due(self._kind)
 
-    async def claim(self, hold_s: float, limit: int) -> list[ShelfItem[T]]:
+    async def claim(self, hold_s: float, limit: int) -> list[TypedRecord[T]]:
         """Those that are due, for this caller alone until `hold_s` from now."""
         now = self._clock()
         found = await self._store.claim_records(self._kind, now=now, until=now + hold_s, limit=limit)
         return [self._read(one) for one in found]
 
-    async def hold(self, kept: ShelfItem[T], hold_s: float) -> ShelfItem[T] | None:
+    async def hold(self, kept: TypedRecord[T], hold_s: float) -> TypedRecord[T] | None:
         """Claimed for so much longer; None when another has claimed it since."""
         now = self._clock()
         found = await self._store.put_records([replace(kept.record, due_at=now + hold_s, updated_at=now)])
-        return None if found is None else ShelfItem(value=kept.value, record=found[0])
+        return None if found is None else TypedRecord(value=kept.value, record=found[0])
 
-    def _read(self, record: PlaneRecord) -> ShelfItem[T]:
-        return ShelfItem(value=self._decoder.decode(record.data), record=record)
+    def _read(self, record: PlaneRecord) -> TypedRecord[T]:
+        return TypedRecord(value=self._decoder.decode(record.data), record=record)

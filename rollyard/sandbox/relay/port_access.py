@@ -21,7 +21,7 @@ _TRIES = 5
 _AGAIN_S = 1.0
 
 
-class RelayWay:
+class RelayAccess:
     """`connect` starts the relay's program and gives the pipe to it; what it pushes on the stack is undone with the relay."""
 
     def __init__(self, connect: Callable[[AsyncExitStack], Awaitable[HostRelay]], sandbox_id: str) -> None:
@@ -67,7 +67,7 @@ class RelayWay:
         try:
             return await relay.dial(port)
         except ConnectionRefusedError as error:
-            raise nothing_there(port, self._id, error) from error
+            raise no_listener_error(port, self._id, error) from error
 
     @asynccontextmanager
     async def renewing(self) -> AsyncGenerator[None]:
@@ -110,8 +110,8 @@ class RelayWay:
 class KeptListener:
     """A listener that outlives the relay it began with."""
 
-    def __init__(self, way: RelayWay, inner: RelayListener) -> None:
-        self._way, self.inner = way, inner
+    def __init__(self, access: RelayAccess, inner: RelayListener) -> None:
+        self._access, self.inner = access, inner
         self.port = inner.port
 
     @property
@@ -125,16 +125,16 @@ class KeptListener:
                 return await inner.accept()
             except SandboxGone as ended:
                 try:
-                    await self._way.mend(self, inner)
+                    await self._access.mend(self, inner)
                 except (Error, OSError):
                     raise ended from None
 
     async def aclose(self) -> None:
-        self._way.forget(self)
+        self._access.forget(self)
         await self.inner.aclose()
 
 
-def nothing_there(port: int, sandbox_id: str, error: BaseException) -> SandboxInterrupted:
+def no_listener_error(port: int, sandbox_id: str, error: BaseException) -> SandboxInterrupted:
     return SandboxInterrupted(
         f"nothing answers on port {port} inside {sandbox_id}: {error}", hint="start the server first"
     )

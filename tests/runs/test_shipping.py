@@ -54,16 +54,16 @@ async def test_tasks_scripts_layers_and_images_are_the_same_on_a_machine_that_ha
     config = RunConfig(tasks=str(folder), policies={"policy": f"scripted:{script}"}, image=str(tmp_path / "rootfs"))
     work = Assignment(run_id="run1", config=config, tasks={task.id: task}, agents={agent.name: agent})
     async with ry.Store.open(postgres_url) as store:
-        parcels = await pack_work(work, store, here)
-        assert await pack_work(work, store, here) == parcels  # nothing is sent twice
+        shipment = await pack_work(work, store, here)
+        assert await pack_work(work, store, here) == shipment  # nothing is sent twice
         shutil.rmtree(folder)
         script.unlink()
-        arrived = await unpack_work(work, parcels, store, there)
-        again = await unpack_work(work, parcels, store, there)
-        node = NodeImages(parcels, store, there)
+        arrived = await unpack_work(work, shipment, store, there)
+        again = await unpack_work(work, shipment, store, there)
+        node = NodeImages(shipment, store, there)
         assert node.held == [] and there.catalog.look_up("mine:1") is None  # an image comes when it is needed
         await node.fetch("mine:1")
-        assert NodeImages(parcels, store, there).held == ["mine:1"]
+        assert NodeImages(shipment, store, there).held == ["mine:1"]
     assert arrived == again
     found = arrived.tasks[task.id]
     assert found.digest == task.digest and found.source != task.source
@@ -84,14 +84,14 @@ async def test_a_store_of_one_machine_ships_nothing(tmp_path):
     config = RunConfig(tasks=str(tmp_path), policies={"policy": "scripted:x"})
     work = Assignment(run_id="run1", config=config, tasks={}, agents={})
     async with ry.Store.open(tmp_path / "runs.db") as store:
-        parcels = await pack_work(work, store, ImageStore(tmp_path / "here"))
-        assert (parcels.files, parcels.parts) == ((), {})
-        assert await unpack_work(work, parcels, store, ImageStore(tmp_path / "there")) is work
+        shipment = await pack_work(work, store, ImageStore(tmp_path / "here"))
+        assert (shipment.files, shipment.parts) == ((), {})
+        assert await unpack_work(work, shipment, store, ImageStore(tmp_path / "there")) is work
 
 
 @pytest.mark.adversarial
 async def test_a_key_reaches_workers_as_a_named_secret_and_nothing_else(tmp_path, postgres_url, monkeypatch):
-    """Whoever reads the store, the tasks and parcels that are shipped, or what Ray prints, finds no key."""
+    """Whoever reads the store, the tasks and shipment that are shipped, or what Ray prints, finds no key."""
     key, password = "sk-" + "k" * 30, "hunter2hunter2"
     monkeypatch.setenv("MODEL_KEY", key)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-" + "o" * 30)
@@ -104,15 +104,15 @@ async def test_a_key_reaches_workers_as_a_named_secret_and_nothing_else(tmp_path
         run_id="run1", config=config, tasks={task.id: task}, agents={agent.name: replace(agent, layer=LayerSpec())}
     )
     async with ry.Store.open(postgres_url) as store:
-        parcels = await pack_work(work, store, ImageStore(tmp_path / "here"))
-        pieces = [await store.get_blob(piece) for parcel in parcels.files for piece in parcel.pieces]
+        shipment = await pack_work(work, store, ImageStore(tmp_path / "here"))
+        pieces = [await store.get_blob(piece) for shipped in shipment.files for piece in shipped.pieces]
     posting = NodeAssignment(
         work=work,
         store=f"postgresql://ry:{password}@db/x",
         slots=1,
-        parcels=parcels,
+        shipment=shipment,
         secrets=read_secrets("MODEL_KEY"),
     )
     assert posting.secrets == {"MODEL_KEY": key}, "the variable that the policies read, and no other"
-    for shipped in (pickle.dumps((work, parcels)), *pieces, repr(posting).encode(), str(posting).encode()):
+    for shipped in (pickle.dumps((work, shipment)), *pieces, repr(posting).encode(), str(posting).encode()):
         assert not [word for word in (key, "sk-ooo", password) if word.encode() in shipped]
