@@ -18,7 +18,7 @@ import msgspec
 
 from rollyard.core.call import Call, Dialect, Reply
 from rollyard.core.errors import BadRequest
-from rollyard.net.http_server import Exchange
+from rollyard.net.exchange import Exchange
 from rollyard.trajectory.attach import Match
 from rollyard.wire.codec import Codec
 
