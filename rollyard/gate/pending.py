@@ -106,6 +106,8 @@ class PendingReader:
 
 
 class PendingTurn:
+    """One call on its way to an answer, with every request that waits for it: the first one and those that repeat it."""
+
     __slots__ = (
         "call",
         "committing",

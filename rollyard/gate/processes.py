@@ -37,6 +37,8 @@ class SiblingSilent(GateError):
 
 
 class SiblingAnswer(NamedTuple):
+    """What another process of the gate answered."""
+
     status: int
     body: bytes
 
