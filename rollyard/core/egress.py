@@ -1,4 +1,4 @@
-"""What a sandbox may reach beyond itself: rules for hosts, what a caller wishes (`--network`), and what was refused.
+"""What a sandbox may reach beyond itself: rules for hosts, what a caller allows (`--network`), and what was refused.
 
 A rule is `HOST[:PORT][@ADDRESS]`. HOST is a name, `*.name` (names below it), `*` (any name), an address or a network. Without a
 PORT it is 80 and 443. A name leads to public addresses alone, unless ADDRESS (an address, a network or `*`) names others: a
@@ -120,7 +120,7 @@ def _split_port(host: str) -> tuple[str, int | None]:
 
 
 class NetworkOption(msgspec.Struct, frozen=True):
-    """What a caller wishes for the network of tasks: as they say, none, these hosts, or the public network."""
+    """What a caller allows tasks to reach: what they ask for, nothing, these hosts, or the public network."""
 
     kind: Literal["task", "none", "allow", "public"]
     hosts: tuple[str, ...] = ()
@@ -144,29 +144,29 @@ def parse_build_network(text: str) -> NetworkOption:
     """What the commands of Dockerfiles may reach (`--build-network`): `none`, `allow:HOST,...` or `public`."""
     if text not in ("none", "public") and not text.startswith("allow:"):
         raise ConfigError(f"builds have the network none, allow:HOST,... or public, not {text!r}")
-    wish = parse_network_option(text)
-    if "*" in wish.hosts:
+    option = parse_network_option(text)
+    if "*" in option.hosts:
         raise ConfigError(f"{text!r} lets builds reach every host", hint="say public where that is meant")
-    return wish
+    return option
 
 
 TaskNetwork = tuple[str | None, tuple[str, ...]]  # `network` and `allowed_hosts` of a task
 
 
-def narrow(wanted: TaskNetwork, wish: NetworkOption) -> TaskNetwork:
+def narrow(wanted: TaskNetwork, option: NetworkOption) -> TaskNetwork:
     """What is given of what a task asks for: never more than it asks, where it says something, and never more than is wished."""
     network, hosts = wanted
-    if wish.kind == "none" or network == "none":
+    if option.kind == "none" or network == "none":
         return "none", ()
-    if wish.kind == "task":
+    if option.kind == "task":
         return ("none", ()) if network == "host" else wanted
-    if wish.kind == "public":
+    if option.kind == "public":
         return ("host", ()) if network is None else wanted
     if network != "allowlist":
-        return "allowlist", wish.hosts
+        return "allowlist", option.hosts
     theirs = [parse_rule(host) for host in hosts]
-    both = tuple(text for text in wish.hosts if any(_is_within(parse_rule(text), rule) for rule in theirs))
-    mine = [parse_rule(text) for text in wish.hosts]
+    both = tuple(text for text in option.hosts if any(_is_within(parse_rule(text), rule) for rule in theirs))
+    mine = [parse_rule(text) for text in option.hosts]
     both += tuple(rule.text for rule in theirs if any(_is_within(rule, one) for one in mine))
     return ("allowlist", tuple(dict.fromkeys(both))) if both else ("none", ())
 

@@ -1,8 +1,9 @@
 """`RoutedExperts`: which experts of a mixture-of-experts model each token went through, as the engine that sampled says it.
 
-A trainer that replays them (R3) computes with the same experts. One row per token: `layers` x `top_k` expert ids, packed. The
-last token of a sequence has no row, since nothing was computed from it. The engine's format is kept at the edges: vLLM gives a
-base64 `.npy` array of the shape (tokens - 1, layers, top_k), prompt and answer together, and exports write the same.
+A trainer that replays them ("routing replay", R3) computes with the same experts. One row per token: `layers` x `top_k` expert
+ids, packed. The last token of a sequence has no row, since nothing was computed from it. The engine's format is kept at the
+edges: vLLM gives a base64 `.npy` array of the shape (tokens - 1, layers, top_k), prompt and answer together, and exports write
+the same.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ class WarmPool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instance from a pool becomes for the one who takes it."""
+    """What an instance from a pool becomes for the caller who takes it."""
 
     owner: str
     at: float

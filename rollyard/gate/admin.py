@@ -91,6 +91,8 @@ def guarded_route(path: str, method: str, key: str | None, endpoint: Endpoint) -
 
 
 class Admin:
+    """The admin's routes: sessions are opened, read, changed and closed."""
+
     def __init__(self, gate: Gate, log: CallLog | None) -> None:
         self._gate = gate
         self._log = log

@@ -18,7 +18,7 @@ from rollyard.gate.answer_check import AnswerCheck
 from rollyard.gate.keys import key_of
 from rollyard.gate.refusals import refusal_of
 from rollyard.gate.session import EXCUSED_WAIT_S, GAVE_UP, RefusedCall
-from rollyard.net.http_server import Exchange
+from rollyard.net.exchange import Exchange
 from rollyard.wire import CODECS, Route
 from rollyard.wire.codec import Codec
 

@@ -30,7 +30,7 @@ from rollyard.gate.pending import GateRefusal, PendingReader, PendingTurn
 from rollyard.gate.refusals import refusal_of, stop_reason
 from rollyard.gate.restore import note_shape, restore
 from rollyard.gate.session import EXCUSED_WAIT_S, GAVE_UP, RefusedCall
-from rollyard.net.http_server import Exchange
+from rollyard.net.exchange import Exchange
 from rollyard.wire import CODECS, Route
 from rollyard.wire.codec import Codec, WireRequest
 from rollyard.wire.history import CHAT_HISTORY

@@ -46,6 +46,8 @@ _NO_TOOLS = re.compile(r"\b(?:do not|don't|never|without)\b[^.\n]{0,40}\btools?\
 
 
 class Label(msgspec.Struct, frozen=True):
+    """What a call is for, and the thread of the agent that it belongs to."""
+
     kind: CallKind
     thread: str | None = None
     parent_thread: str | None = None

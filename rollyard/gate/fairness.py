@@ -21,6 +21,8 @@ class Busy(Exception):
 
 
 class Lane:
+    """The calls of one rollout: how many are at its policy, how many may be, and those that wait."""
+
     __slots__ = ("active", "bound", "waiting")
 
     def __init__(self, bound: int) -> None:
@@ -30,6 +32,8 @@ class Lane:
 
 
 class FairQueue:
+    """`places` calls may be at their policies at once; at most `queue` wait, each for at most `wait_s`."""
+
     def __init__(self, places: int, *, queue: int, wait_s: float) -> None:
         self.free = places
         self._places = places

@@ -47,6 +47,9 @@ _log = Log("rollyard.gate")
 
 
 class Gate:
+    """Sessions of rollouts and the listeners that their agents reach. `policy` answers the sessions that bring none of their own;
+    `log` makes their calls durable."""
+
     def __init__(
         self,
         policy: Policy,

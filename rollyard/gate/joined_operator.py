@@ -83,6 +83,8 @@ async def catch_up(gate: Gate, process: GateProcess) -> None:
 
 
 class JoinedOperator:
+    """The admin's and the trainer's routes of a gate of several processes: each process is asked and the answers are joined."""
+
     def __init__(self, process: GateProcess, admin_key: str | None, trainer_key: str | None) -> None:
         self._process, self._admin_key, self._trainer_key = process, admin_key, trainer_key
 

@@ -18,7 +18,8 @@ from rollyard.gate.black_box import relay
 from rollyard.gate.keys import key_of
 from rollyard.gate.processes import CLIENT, MISDIRECTED, SIBLING, UNIX_CLIENT, GateProcess
 from rollyard.net import asgi
-from rollyard.net.http_server import Exchange, HttpConnection, HttpLimits
+from rollyard.net.exchange import Exchange
+from rollyard.net.http_server import HttpConnection, HttpLimits
 from rollyard.net.movable_connection import MovableConnection
 from rollyard.net.web_pages import AllowedHosts, page_reason
 from rollyard.wire import CODECS, Route, provider_path, route

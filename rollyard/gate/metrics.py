@@ -15,6 +15,8 @@ METRICS_TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class GateCounters:
+    """What `/metrics` of the gate counts."""
+
     def __init__(self) -> None:
         self.calls: Counter[tuple[str, str]] = Counter()  # (dialect, kind) -> answered
         self.refusals: Counter[int] = Counter()  # status -> count

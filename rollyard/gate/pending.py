@@ -18,7 +18,7 @@ import msgspec
 
 from rollyard.core.call import Call, Dialect, Reply
 from rollyard.core.errors import BadRequest
-from rollyard.net.http_server import Exchange
+from rollyard.net.exchange import Exchange
 from rollyard.trajectory.attach import Match
 from rollyard.wire.codec import Codec
 
@@ -106,6 +106,8 @@ class PendingReader:
 
 
 class PendingTurn:
+    """One call on its way to an answer, with every request that waits for it: the first one and those that repeat it."""
+
     __slots__ = (
         "call",
         "committing",

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rollyard.core.errors import GateError, Unauthorized
 from rollyard.core.ids import new_id
 from rollyard.gate.keys import key_of, key_place, rollout_place
-from rollyard.net.http_server import Exchange
+from rollyard.net.exchange import Exchange
 from rollyard.net.movable_connection import MovableConnection, Received, receive_connections, send_connection
 
 MOST = 64
@@ -37,6 +37,8 @@ class SiblingSilent(GateError):
 
 
 class SiblingAnswer(NamedTuple):
+    """What another process of the gate answered."""
+
     status: int
     body: bytes
 

@@ -28,6 +28,8 @@ class SessionIncomplete(GateError):
 
 
 class OwnTool(msgspec.Struct, frozen=True, kw_only=True):
+    """A tool that the session serves to its agent, as the log keeps it."""
+
     name: str
     schema: dict[str, Any] = {}
 

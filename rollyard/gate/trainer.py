@@ -48,6 +48,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Trainer:
+    """The trainer's routes: held calls, the policy's version, pause and resume."""
+
     def __init__(self, gate: Gate) -> None:
         self._gate = gate
         self._taken: WeakValueDictionary[str, Held] = WeakValueDictionary()  # entries go when their call ends

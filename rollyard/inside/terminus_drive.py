@@ -26,8 +26,8 @@ from harbor.models.trial.paths import EnvironmentPaths  # type: ignore[import-no
 POLL_S = 0.2
 
 
-class Here:
-    """This very sandbox, in the shape Terminus asks for."""
+class OwnSandbox:
+    """The sandbox that this program runs in, as Terminus expects an environment."""
 
     default_user = None
 
@@ -88,8 +88,8 @@ async def main(task: str, place: str) -> None:
     )
     teller = asyncio.create_task(tell_steps(logs / "trajectory.json"))
     try:
-        await agent.setup(Here())
-        await agent.run(Path(task).read_bytes().decode(), Here(), AgentContext())
+        await agent.setup(OwnSandbox())
+        await agent.run(Path(task).read_bytes().decode(), OwnSandbox(), AgentContext())
         await asyncio.sleep(2 * POLL_S)
     finally:
         teller.cancel()

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Protocol
 
 from rollyard.core.log import Log
-from rollyard.net.http_server import Exchange
+from rollyard.net.exchange import Exchange
 
 Scope = MutableMapping[str, Any]
 Event = MutableMapping[str, Any]

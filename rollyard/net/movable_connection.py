@@ -13,7 +13,8 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from rollyard.net.http_server import Exchange, HttpConnection, HttpService
+from rollyard.net.exchange import Exchange
+from rollyard.net.http_server import HttpConnection, HttpService
 
 AGAIN_S = 0.01  # between two attempts, where the last answer is not out yet or the other process is behind
 _LABEL = 16  # bytes of a label at most

@@ -1,4 +1,4 @@
-"""The network a task gets in each of its phases, out of what it asks for and what the caller wishes (`--network`,
+"""The network a task gets in each of its phases, out of what it asks for and what the caller allows (`--network`,
 `--build-network`, `--pull`)."""
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ def is_public(task: Task) -> bool:
 
 
 def give_network(
-    task: Task, wish: NetworkOption, can: Capabilities, *, building: NetworkOption, pull: tuple[str, ...] = ()
+    task: Task, option: NetworkOption, can: Capabilities, *, building: NetworkOption, pull: tuple[str, ...] = ()
 ) -> Task:
-    """The task with the networks that it gets, its builds by a wish of their own, and its images from the registries of `pull`.
+    """The task with the networks that it gets, its builds by an option of their own, its images from the registries of `pull`.
     The public network is any name, through the proxy, where there is one."""
 
     callers = {"build_hosts": give_hosts((None, ()), building, can)[1], "pull": pull}
 
     def give(network: str | None, hosts: tuple[str, ...]) -> dict[str, object]:
         _check_author(task, hosts)
-        found = give_hosts((network, hosts), wish, can)
+        found = give_hosts((network, hosts), option, can)
         return {"network": found[0], "allowed_hosts": found[1]}
 
     def judge(spec: VerifierSpec | None) -> VerifierSpec | None:
@@ -62,8 +62,8 @@ def give_network(
     return msgspec.structs.replace(task, **own, **callers, verifier=judge(task.verifier), steps=steps)
 
 
-def give_hosts(wanted: TaskNetwork, wish: NetworkOption, can: Capabilities) -> TaskNetwork:
-    network, hosts = narrow(wanted, wish)
+def give_hosts(wanted: TaskNetwork, option: NetworkOption, can: Capabilities) -> TaskNetwork:
+    network, hosts = narrow(wanted, option)
     return ("allowlist", (PUBLIC,)) if network == "host" and can.network_allowlist else (network, hosts)
 
 

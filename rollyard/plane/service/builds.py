@@ -149,8 +149,8 @@ class Builds:
 
 def hosts_of_builds(text: str) -> tuple[str, ...]:
     """What `--build-network` lets the commands of Dockerfiles reach."""
-    wish = parse_build_network(text)
-    return ("*",) if wish.kind == "public" else wish.hosts
+    option = parse_build_network(text)
+    return ("*",) if option.kind == "public" else option.hosts
 
 
 def _key(owner: str, recipe: EnvBuild) -> str:

@@ -152,9 +152,9 @@ def with_options(plan: RolloutPlan, task: Task, can: Capabilities) -> Task:
     if plan.options.image is not None:
         task = msgspec.structs.replace(task, image=plan.options.image, build=None)
     task = trust.apply_trust(task, trust_tasks=plan.options.trust_tasks, env=plan.options.env)
-    wish = parse_network_option(plan.options.network)
-    building = wish if plan.options.build_network is None else parse_build_network(plan.options.build_network)
-    return give_network(task, wish, can, building=building, pull=plan.options.pull)
+    option = parse_network_option(plan.options.network)
+    building = option if plan.options.build_network is None else parse_build_network(plan.options.build_network)
+    return give_network(task, option, can, building=building, pull=plan.options.pull)
 
 
 def check(plan: RolloutPlan, task: Task, backend: Backend) -> None:

@@ -1,4 +1,4 @@
-"""What a task's sandbox is opened with: the image and its defaults, the task's own wishes, labels that name the rollout."""
+"""What a task's sandbox is opened with: the image and its defaults, the task's own settings, labels that name the rollout."""
 
 from __future__ import annotations
 
