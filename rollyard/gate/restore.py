@@ -37,6 +37,8 @@ async def restore(session: Session, log: CallLog, limit_s: float) -> None:
 
 
 def _count(session: Session, record: CallRecord) -> None:
+    if record.kind == "auxiliary" and record.leaf is None and record.error is None:
+        return  # tokens were counted
     session.relayed += record.capture == "none"
     if record.finish == "budget":
         session.budget_stops += 1
