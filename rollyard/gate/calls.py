@@ -26,7 +26,7 @@ from rollyard.gate.classify import KEPT_HEADERS, label
 from rollyard.gate.fairness import Turnstile
 from rollyard.gate.limits import GateLimits
 from rollyard.gate.metrics import GateCounters
-from rollyard.gate.pending import GateRefusal, PendingReader, PendingTurn
+from rollyard.gate.pending import GateRefusal, PendingReader, PendingTurn, turn_key
 from rollyard.gate.refusals import refusal_of, stop_reason
 from rollyard.gate.restore import note_shape, restore
 from rollyard.gate.session import GAVE_UP, PATIENCE_S, RefusedCall
@@ -148,9 +148,12 @@ class Calls:
         mark = headers.get(b"idempotency-key")
         idempotency = None if mark is None else mark.decode("latin-1")
         retried = headers.get(b"x-stainless-retry-count", b"0") not in (b"0", b"")
-        turn = session.turns.find((route.dialect, digest), idempotency, retried)
+        key = turn_key(route.dialect, digest, route.model)
+        turn = session.turns.find(key, idempotency, retried)
         if turn is not None:
             call = turn.call or codec.decode(self._request(session, route, exchange), session.memo)
+            if route.stream is not None:  # the path says how this reader reads
+                call = msgspec.structs.replace(call, stream=route.stream, framing=route.framing)
             self._counters.joined += 1
             session.note(f"{route.dialect} joined an earlier turn")
             turn.join(PendingReader(exchange, codec, call, now))
@@ -173,7 +176,7 @@ class Calls:
         match = session.trajectory.match(call)
         call = msgspec.structs.replace(call, continues=match.continues, fork_reason=match.reason)
         turn = PendingTurn(
-            (route.dialect, digest),
+            key,
             call,
             deadline=now + self._limits.call_s,
             orphan_s=self._limits.orphan_held_s if session.held else self._limits.orphan_s,
