@@ -21,6 +21,7 @@ from rollyard.store.schema import calls
 from rollyard.testing.call_log import cases, commit_all, conversation
 from rollyard.testing.pytest_adapter import conformance, expect_passed
 from rollyard.testing.suite import run_case
+from tests.virtual_time import run_in_virtual_time
 
 pytestmark = pytest.mark.anyio
 
@@ -174,6 +175,21 @@ async def test_a_slow_call_waits_for_others_only_soon_after_another_write(monkey
             await taken.answer()
             await asyncio.sleep(0)
     assert taken.sizes == sizes
+
+
+def test_writes_that_nothing_takes_fail_after_a_minute_and_harm_nobody_when_they_are_done_later():
+    async def main() -> None:
+        taken, loop = _Taken(), asyncio.get_running_loop()
+        writes = [asyncio.ensure_future(taken.batches.write(_plain)) for _ in range(3)]
+        await asyncio.sleep(1.0)
+        writes[0].cancel()  # its caller gave up
+        given_up, *late = await asyncio.gather(*writes, return_exceptions=True)
+        assert isinstance(given_up, asyncio.CancelledError) and 59.0 < loop.time() < 61.0
+        assert [str(error) for error in late] == ["the database took no write for 60 s (is its disk full?)"] * 2
+        (batch,) = taken.waiting
+        batch.resolve([None] * 3)
+
+    run_in_virtual_time(main())
 
 
 def test_a_call_waits_for_others_a_small_part_of_the_time_that_it_took():
