@@ -62,7 +62,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
 
 TokenCount = Annotated[
-    int, msgspec.Meta(ge=0, le=2**53)
+    int, msgspec.Meta(ge=0, le=2**29)
 ]  # what a server says; more could be neither stored nor added up
 
 
