@@ -61,7 +61,7 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc
 
 
 # What a server says; more could be neither stored nor added up
-TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+TokenCount = Annotated[int, msgspec.Meta(ge=0, le=2**29)]
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

@@ -4,6 +4,15 @@ from __future__ import annotations
 
 from rollyard.core.errors import ConfigError
 
+LARGEST = 2**63 - 1  # that a store keeps
+
+
+def whole_number(value: object) -> int | None:
+    """What a server wrote as a number or in digits; None where it is no count, or more than can be kept."""
+    if isinstance(value, str) and value.isdecimal() and len(value) < len(str(LARGEST)) + 1:
+        value = int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST else None
+
 
 def count(number: int, noun: str) -> str:
     """`1 task`, `2 tasks`."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -26,7 +26,7 @@ from rollyard.gate.classify import KEPT_HEADERS, label
 from rollyard.gate.fairness import FairQueue
 from rollyard.gate.limits import GateLimits
 from rollyard.gate.metrics import GateCounters
-from rollyard.gate.pending import GateRefusal, PendingReader, PendingTurn
+from rollyard.gate.pending import GateRefusal, PendingReader, PendingTurn, turn_key
 from rollyard.gate.refusals import refusal_of, stop_reason
 from rollyard.gate.restore import note_shape, restore
 from rollyard.gate.session import EXCUSED_WAIT_S, GAVE_UP, RefusedCall
@@ -89,10 +89,11 @@ class Calls:
         if session.restored:
             session.spawn(self._receive_later(session, route, exchange))
             return
-        codec = CODECS[route.dialect]
+        codec, known = CODECS[route.dialect], len(session.memo)
         try:
             self._receive(session, route, codec, exchange)
         except GateError as error:
+            _forget(session.memo, known)
             self._counters.count_refusal(error.status)
             session.note(f"{exchange.method} {route.dialect} -> {error.status} {error.message}")
             session.refused = RefusedCall(cause=f"{type(error).__name__}: {error}", status=error.status)
@@ -100,8 +101,27 @@ class Calls:
             exchange.respond(error.status, codec.error(error.status, error.code, shown))
 
     async def _receive_later(self, session: Session, route: Route, exchange: Exchange) -> None:
-        await self.restore(session)
-        self.receive(session, route, exchange)
+        async with self._answering(session, route, exchange):
+            await self.restore(session)
+            self.receive(session, route, exchange)
+
+    @asynccontextmanager
+    async def _answering(self, session: Session, route: Route, exchange: Exchange) -> AsyncGenerator[None]:
+        """What goes wrong within is the answer: no request of a task of its own waits for nothing."""
+        try:
+            yield
+        except asyncio.CancelledError:  # only the session's end cancels such a task
+            self._refuse_now(_CLOSED, route, exchange)
+            raise
+        except Exception as error:  # noqa: BLE001 - `refusal_of` keeps it
+            refusal = refusal_of(error, route.dialect, rollout_id=session.rollout_id, call_id=exchange.path)
+            session.note(f"{exchange.method} {route.dialect} -> {refusal.status} {type(error).__name__}: {error}")
+            self._refuse_now(refusal, route, exchange)
+
+    def _refuse_now(self, refusal: GateRefusal, route: Route, exchange: Exchange) -> None:
+        self._counters.count_refusal(refusal.status)
+        body = CODECS[route.dialect].error(refusal.status, refusal.code, refusal.text)
+        exchange.respond(refusal.status, body, extra=refusal.headers())
 
     async def restore(self, session: Session) -> None:
         """Read back the history of a session that outlived a restart, once."""
@@ -118,8 +138,7 @@ class Calls:
             raise
 
     def _receive(self, session: Session, route: Route, codec: Codec, exchange: Exchange) -> None:
-        if session.broken is not None:
-            raise StoreBroken("the gate cannot record calls of this rollout any more")
+        _refuse_broken(session)
         now = session.last_activity = time.monotonic()
         body = exchange.body
         known = session.memo.get(CHAT_HISTORY)
@@ -128,9 +147,12 @@ class Calls:
         mark = headers.get(b"idempotency-key")
         idempotency = None if mark is None else mark.decode("latin-1")
         retried = headers.get(b"x-stainless-retry-count", b"0") not in (b"0", b"")
-        turn = session.turns.find((route.dialect, digest), idempotency, retried)
+        key = turn_key(route.dialect, digest, route.model)
+        turn = session.turns.find(key, idempotency, retried)
         if turn is not None:
             call = turn.call or codec.decode(self._request(session, route, exchange), session.memo)
+            if route.stream is not None:  # the path says how this reader reads
+                call = msgspec.structs.replace(call, stream=route.stream, framing=route.framing)
             self._counters.joined += 1
             session.note(f"{route.dialect} joined an earlier turn")
             turn.join(PendingReader(exchange, codec, call, now))
@@ -153,7 +175,7 @@ class Calls:
         match = session.trajectory.match(call)
         call = msgspec.structs.replace(call, continues=match.continues, fork_reason=match.reason)
         turn = PendingTurn(
-            (route.dialect, digest),
+            key,
             call,
             deadline=now + self._limits.call_s,
             orphan_s=self._limits.orphan_held_s if session.held else self._limits.orphan_s,
@@ -333,21 +355,24 @@ class Calls:
 
     def count(self, session: Session, route: Route, exchange: Exchange) -> None:
         """A token count is a side call: it is answered with the best number there is and recorded as auxiliary."""
-        codec = CODECS[route.dialect]
-        try:
-            call = codec.decode(self._request(session, route, exchange), session.memo)
-        except GateError as error:
-            exchange.respond(error.status, codec.error(error.status, error.code, error.message))
-            return
-        call = msgspec.structs.replace(call, kind="auxiliary", options=session.settings)
-        session.spawn(self._count(session, codec, call, exchange))
+        session.spawn(self._count(session, route, exchange))
 
-    async def _count(self, session: Session, codec: Codec, call: Call, exchange: Exchange) -> None:
-        counter: Any = getattr(session.policy, "count_tokens", None)
-        counted = await counter(call) if counter is not None else None
-        async with asyncio.timeout(self._limits.commit_s):
-            await self._commit(session, None, _add_to_trajectory(session, None, call, None))
-        exchange.respond(200, codec.count_tokens(estimate(call) if counted is None else counted))
+    async def _count(self, session: Session, route: Route, exchange: Exchange) -> None:
+        codec = CODECS[route.dialect]
+        async with self._answering(session, route, exchange):
+            await self.restore(session)
+            _refuse_broken(session)
+            known = len(session.memo)
+            try:
+                call = codec.decode(self._request(session, route, exchange), session.memo)
+            finally:
+                _forget(session.memo, known)
+            call = msgspec.structs.replace(call, kind="auxiliary", options=session.settings)
+            counter: Any = getattr(session.policy, "count_tokens", None)
+            counted = await counter(call) if counter is not None else None
+            async with asyncio.timeout(self._limits.commit_s):
+                await self._commit(session, None, _add_to_trajectory(session, None, call, None))
+            exchange.respond(200, codec.count_tokens(estimate(call) if counted is None else counted))
 
     async def stop_if_spent(self, session: Session, route: Route, exchange: Exchange) -> bool:
         """Answer a relayed call that is past the budget; False when it is not."""
@@ -401,6 +426,17 @@ class Calls:
 class StoreBroken(GateError):
     status = 503
     code = "api_error"
+
+
+def _refuse_broken(session: Session) -> None:
+    if session.broken is not None:
+        raise StoreBroken("the gate cannot record calls of this rollout any more")
+
+
+def _forget(memo: dict[bytes, Any], known: int) -> None:
+    """What came to a memo after its first `known` entries: an agent may send any number of requests that nothing keeps."""
+    while len(memo) > known:
+        memo.popitem()
 
 
 def estimate(call: Call) -> int:

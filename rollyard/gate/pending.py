@@ -23,7 +23,12 @@ from rollyard.trajectory.attach import Match
 from rollyard.wire.codec import Codec
 
 NO_STORE = b"cache-control: no-store\r\nx-accel-buffering: no\r\n"
-TurnKey = tuple[Dialect, bytes]
+TurnKey = tuple[Dialect, bytes, str]
+
+
+def turn_key(dialect: Dialect, digest: bytes, model: str | None) -> TurnKey:
+    """Of requests that ask the same. `digest` is the body's, in which only Gemini's do not say the model."""
+    return dialect, digest, (model or "").removeprefix("models/") if dialect == "gemini" else ""
 
 
 class GateRefusal(msgspec.Struct, frozen=True, kw_only=True):

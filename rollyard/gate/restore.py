@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from rollyard.core.call import CallRecord, Reply
+from rollyard.core.call import CallRecord, Reply, TokenText
+from rollyard.core.node import Node
 from rollyard.core.protocols import CallLog
-from rollyard.gate.pending import PendingTurn
+from rollyard.gate.pending import PendingTurn, turn_key
 from rollyard.trajectory.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ async def restore(session: Session, log: CallLog, limit_s: float) -> None:
         _count(session, record)
         reply = _reply(trajectory, record)
         if reply is not None and record.raw_request:
-            turn = PendingTurn((record.dialect, record.raw_request), None, deadline=0.0)
+            key = turn_key(record.dialect, record.raw_request, record.model_requested)
+            turn = PendingTurn(key, None, deadline=0.0)
             turn.reply = reply
             turn.delivered = record.id in continued
             session.turns.restore(turn)
@@ -37,6 +39,8 @@ async def restore(session: Session, log: CallLog, limit_s: float) -> None:
 
 
 def _count(session: Session, record: CallRecord) -> None:
+    if record.kind == "auxiliary" and record.leaf is None and record.error is None:
+        return  # tokens were counted
     session.relayed += record.capture == "none"
     if record.finish == "budget":
         session.budget_stops += 1
@@ -58,9 +62,18 @@ def _reply(trajectory: Trajectory, record: CallRecord) -> Reply | None:
         stop_reason=record.stop_reason,
         usage=record.usage,
         model=record.model_served,
+        tokens=_tokens(answer) if record.requested.logprobs else (),
         trainable=record.trainable,
         finished_at=record.finished_at,
     )
+
+
+def _tokens(answer: Node) -> tuple[TokenText, ...]:
+    """What the agent asked to see of them. The engine's alternatives are in no node."""
+    texts, logprobs = answer.texts, answer.logprobs
+    if logprobs is None or len(logprobs) != len(texts):
+        return tuple([TokenText(text) for text in texts])
+    return tuple([TokenText(text, value) for text, value in zip(texts, logprobs, strict=True)])
 
 
 def note_shape(session: Session, trajectory: Trajectory) -> None:

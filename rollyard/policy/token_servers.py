@@ -15,6 +15,7 @@ import msgspec
 from rollyard.core.call import Sampling, VersionSpan, floats, ids
 from rollyard.core.errors import UpstreamError
 from rollyard.core.experts import RoutedExperts, join_experts, read_experts
+from rollyard.core.numbers import whole_number
 
 Kind = Literal["vllm", "completions", "sglang", "llamacpp", "torch"]
 
@@ -210,7 +211,7 @@ def read_sglang(body: dict[str, Any]) -> SampledAnswer:
         logprobs=None if rows is None else logprob_array([row[0] for row in rows]),
         cut=finish.get("type") == "length",
         aborted=finish.get("type") == "abort",
-        version=as_integer(meta.get("weight_version")),
+        version=whole_number(meta.get("weight_version")),
         spans=spans_of(meta.get("weight_versions")),
         stop_reason=finish.get("type"),
         flaws=flaws,
@@ -277,10 +278,6 @@ def logprob_array(values: Sequence[Any]) -> array[float]:
     return floats(float("nan") if value is None else float(value) for value in values)
 
 
-def as_integer(value: Any) -> int | None:
-    return int(value) if isinstance(value, int | str) and str(value).isdecimal() else None
-
-
 def spans_of(rows: Any) -> tuple[VersionSpan, ...]:
     """SGLang's rows `[version, start, end]`, or vLLM's objects of these names. A version that is no number (vLLM calls the one
     it was started with `default`) is not known."""
@@ -289,7 +286,7 @@ def spans_of(rows: Any) -> tuple[VersionSpan, ...]:
         one: Any = [row.get(name) for name in VersionSpan.__struct_fields__] if isinstance(row, dict) else row
         if not isinstance(one, list) or len(one) != 3:
             return ()
-        version, start, end = (as_integer(value) for value in one)
+        version, start, end = (whole_number(value) for value in one)
         if start is None or end is None:
             return ()
         if version is not None:

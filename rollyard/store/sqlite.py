@@ -95,6 +95,8 @@ class SQLite:
             with self._reading.connect() as connection:
                 return work(connection)
         except (SQLAlchemyError, sqlite3.Error) as error:
+            if not self.path.exists():  # any more
+                raise sqlite_file.missing_error(self.where) from error
             raise sqlite_file.explain(error, self.where) from error
 
     async def alter(self, work: Work[T]) -> T:

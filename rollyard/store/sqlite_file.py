@@ -67,6 +67,15 @@ def make_file(path: Path) -> None:
         pass
 
 
+def identify(path: Path) -> tuple[int, int] | None:
+    """Which file has this name; None where none has."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def is_foreign(path: Path, *, create: bool) -> bool:
     """Whether a file is of another program, so that nothing of it may be changed. An empty one is free for a store to be made
     in. SQLite itself looks, for the reason that `make_file` gives."""

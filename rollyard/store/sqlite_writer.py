@@ -48,12 +48,14 @@ class SQLiteWriter:
         self._engine = create_engine("sqlite://", creator=sqlite_file.connect(path), poolclass=NullPool)
         event.listen(self._engine, "connect", _prepare_connection(synchronous, checkpoint_pages))
         self._connection: Connection | None = None
+        self._file: tuple[int, int] | None = None  # which one is open
 
     def run(self, works: Sequence[Work[Any]]) -> list[Any]:
         """A result for each; one that is an exception is to be raised for its caller. When one fails, each gets a transaction
         of its own, so that only the failing ones fail."""
         try:
             self._connection = connection = self._connection or self._open()
+            self._check_file()
             prepare(works)
         except Exception as error:  # noqa: BLE001 - handed to every caller, and tried anew for the next
             return [self._explain(error) for _ in works]
@@ -86,7 +88,16 @@ class SQLiteWriter:
                 connection.close()
                 raise
             self.set_up = None
+        self._file = sqlite_file.identify(self._path)
         return connection
+
+    def _check_file(self) -> None:
+        """What is written to a file that has lost its name is gone with this process."""
+        if sqlite_file.identify(self._path) != self._file:
+            raise StoreError(
+                f"the store {self._where} was removed or replaced while it was in use",
+                hint="move it back under its name, or start again",
+            )
 
     def _explain(self, error: Exception) -> Exception:
         if isinstance(error, Error):

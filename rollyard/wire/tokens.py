@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 import msgspec
 
 from rollyard.core.call import CaptureLevel, TokenText, Usage, VersionSpan
+from rollyard.core.numbers import whole_number
 from rollyard.wire.body import is_given
 from rollyard.wire.codec import Memo
 
@@ -241,12 +242,12 @@ def version_spans(meta: dict[str, Any]) -> tuple[VersionSpan, ...]:
         return ()
     spans: list[VersionSpan] = []
     for row in rows:
-        if not (isinstance(row, list) and len(row) == 3 and all(str(value).isdecimal() for value in row)):
+        numbers = [whole_number(value) for value in row] if isinstance(row, list) else []
+        if len(numbers) != 3 or None in numbers:
             return ()
-        spans.append(VersionSpan(int(row[0]), int(row[1]), int(row[2])))
+        spans.append(VersionSpan(*cast("list[int]", numbers)))
     return tuple(spans)
 
 
 def version_of(meta: dict[str, Any]) -> int | None:
-    version = meta.get("weight_version")
-    return int(version) if isinstance(version, int | str) and str(version).isdecimal() else None
+    return whole_number(meta.get("weight_version"))

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from rollyard.core.errors import ConfigError, GateUnreachable
+from rollyard.core.errors import ConfigError, GateUnreachable, UpstreamError
 from rollyard.gate import Budget, Gate, GateLimits, Tls
 from tests.gate.conftest import Answers, MemoryLog, ask, chat, open_gate, port_of, request, said
 from tests.virtual_time import run_in_virtual_time
@@ -17,6 +17,7 @@ from tests.waiting import settle, until
 
 pytestmark = pytest.mark.anyio
 CHAT = "/v1/chat/completions"
+COUNT = "/v1/messages/count_tokens"
 
 
 class Listening:
@@ -289,6 +290,78 @@ async def test_a_delivered_answer_that_was_built_upon_is_not_replayed_after_a_re
     async with open_gate(policy, log=log) as gate:
         again = await ask(gate, "POST", CHAT, key=session.key, body=chat("one"))
         assert again.json["choices"][0]["message"]["content"] == "answer 3"
+
+
+async def test_a_token_count_may_be_the_first_request_after_a_restart(log):
+    async with open_gate(log=log) as gate:
+        session = await gate.open_session("r1")
+        await ask(gate, "POST", CHAT, key=session.key, body=chat("one"))
+    async with open_gate(log=log) as gate:
+        assert (await ask(gate, "POST", COUNT, key=session.key, body=chat("one"))).json["input_tokens"] > 0
+        assert (await ask(gate, "POST", CHAT, key=session.key, body=chat("two"))).status == 200
+    assert [(record.seq, record.leaf is None) for record in log.records] == [(0, False), (1, True), (2, False)]
+
+
+async def test_token_counts_use_up_no_budget_before_and_after_a_restart(log):
+    async with open_gate(log=log) as gate:
+        session = await gate.open_session("r1", budget=Budget(calls=2))
+        for _ in range(3):
+            await ask(gate, "POST", COUNT, key=session.key, body=chat("one"))
+        await ask(gate, "POST", CHAT, key=session.key, body=chat("one"))
+        assert session.calls == 1
+    async with open_gate(log=log) as gate:
+        await ask(gate, "POST", CHAT, key=session.key, body=chat("two"))
+        session = gate.sessions["r1"]
+        assert (session.calls, session.answered, session.exhausted) == (2, 2, None)
+
+
+async def test_what_cannot_be_read_back_or_counted_is_refused_and_leaves_no_reader_waiting(log):
+    async with open_gate(log=log) as gate:
+        session = await gate.open_session("r1")
+    log.load_calls = None
+    for path in (COUNT, CHAT):
+        async with open_gate(log=log) as gate:
+            assert (await ask(gate, "POST", path, key=session.key, body=chat("one"))).status == 500
+            assert (await ask(gate, "POST", COUNT, key=session.key, body=chat("one"))).status == 503
+
+    async def count_tokens(call):
+        raise UpstreamError("no", status=429)
+
+    policy = Answers()
+    policy.count_tokens = count_tokens
+    async with open_gate(policy) as gate:
+        session = await gate.open_session("r2")
+        assert (await ask(gate, "POST", COUNT, key=session.key, body=chat("one"))).status == 429
+        assert (await ask(gate, "POST", COUNT, key=session.key, body=b"{")).status == 400
+
+
+async def test_a_token_count_whose_rollout_ends_is_answered():
+    async def count_tokens(call):
+        await asyncio.Event().wait()
+
+    policy = Answers()
+    policy.count_tokens = count_tokens
+    async with open_gate(policy) as gate:
+        session = await gate.open_session("r1")
+        counting = asyncio.ensure_future(ask(gate, "POST", COUNT, key=session.key, body=chat("one")))
+        await settle()
+        await session.close()
+        assert (await counting).status == 409
+
+
+async def test_requests_that_are_kept_nowhere_leave_nothing_in_memory():
+    async with open_gate() as gate:
+        session = await gate.open_session("r1")
+        await ask(gate, "POST", CHAT, key=session.key, body=chat("one"))
+        for number in range(3):
+            bad = chat(f"{number}")
+            bad["messages"].append({"role": "nobody"})
+            assert (await ask(gate, "POST", CHAT, key=session.key, body=bad)).status == 400
+            assert (await ask(gate, "POST", COUNT, key=session.key, body=chat(f"{number}"))).status == 200
+            if not number:
+                known = len(session.memo)
+        assert len(session.memo) == known
+        assert not any(b"nobody" in key for key in session.memo)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 
-from rollyard.core.call import TokenText
+from rollyard.core.call import TokenText, floats
 from rollyard.gate import GateLimits
 from tests.gate.conftest import Answers, ask, chat, open_gate, port_of, request, said
 from tests.waiting import until
@@ -33,11 +33,11 @@ def text_of(answer) -> str:
     return answer.json["choices"][0]["message"]["content"]
 
 
-async def leave(gate, session, body, **headers) -> None:
+async def leave(gate, session, body, path=CHAT, **headers) -> None:
     """Send a request and go away once the policy has it."""
     before = len(gate.policy.asked)
     _, writer = await asyncio.open_connection("127.0.0.1", port_of(gate))
-    writer.write(request("POST", CHAT, key=session.key, body=body, headers=headers))
+    writer.write(request("POST", path, key=session.key, body=body, headers=headers))
     await until(lambda: len(gate.policy.asked) > before)
     writer.close()
     await until(lambda: all(t.abandoned for t in session.turns.live))
@@ -54,6 +54,60 @@ async def test_an_identical_body_whose_reader_is_gone_joins_that_turn():
         assert text_of(await again) == "answer 1"
         assert len(policy.asked) == 1
         assert len(session.trajectory.records) == 1
+
+
+GEMINI = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}]}
+
+
+async def test_a_body_that_names_no_model_joins_a_turn_of_its_own_model_alone():
+    policy = Gated()
+    async with open_gate(policy) as gate:
+        session = await gate.open_session("r1")
+        await leave(gate, session, GEMINI, "/v1beta/models/large:streamGenerateContent?alt=sse")
+        asked = [
+            asyncio.ensure_future(
+                ask(gate, "POST", f"/v1beta/models/{name}:generateContent", key=session.key, body=GEMINI)
+            )
+            for name in ("small", "large")
+        ]
+        await until(lambda: gate.counters.joined == 1 and len(policy.asked) == 2)
+        policy.go.set()
+        small, large = [(await one).json for one in asked]
+        assert (small["modelVersion"], large["modelVersion"]) == ("small", "large")
+        words = [one["candidates"][0]["content"]["parts"][0]["text"] for one in (small, large)]
+        assert words == ["answer 2", "answer 1"]
+
+
+async def test_after_a_restart_a_body_that_names_no_model_gets_the_answer_of_its_own_model(log):
+    policy = Answers(lambda call: said(f"{call.model} {len(policy.asked)}"))
+    answers = []
+    for retries in ("0", "1"):
+        async with open_gate(policy, log=log) as gate:
+            if not log.kept:
+                key = (await gate.open_session("r1")).key
+            for name in ("large", "small"):
+                path, headers = f"/v1beta/models/{name}:generateContent", {"x-stainless-retry-count": retries}
+                answer = await ask(gate, "POST", path, key=key, body=GEMINI, headers=headers)
+                answers.append(answer.json["candidates"][0]["content"]["parts"][0]["text"])
+    assert answers == ["large 1", "small 2"] * 2
+
+
+async def test_the_tokens_that_an_agent_asked_to_see_are_said_again_after_a_restart(log):
+    tokens = (TokenText("he", -0.5), TokenText("llo", -0.25))
+    sampled = msgspec.structs.replace(said("hello", sampled=(1, 2)), tokens=tokens, logprobs=floats([-0.5, -0.25]))
+    policy = Answers(lambda call: sampled)
+    shown = []
+    for retries in ("0", "1"):
+        async with open_gate(policy, log=log) as gate:
+            if not log.kept:
+                key = (await gate.open_session("r1")).key
+            for options in ({"logprobs": True}, {}):
+                headers = {"x-stainless-retry-count": retries}
+                answer = await ask(gate, "POST", CHAT, key=key, body=chat(**options), headers=headers)
+                shown.append(answer.json["choices"][0]["logprobs"])
+    assert [(one["token"], one["logprob"]) for one in shown[0]["content"]] == [("he", -0.5), ("llo", -0.25)]
+    assert shown[:2] == shown[2:] and shown[1] is None
+    assert len(policy.asked) == 2
 
 
 async def test_an_answer_that_nobody_got_is_kept_for_the_reader_that_comes_back():

@@ -15,7 +15,7 @@ import pytest
 import rollyard as ry
 from rollyard.core.errors import Unsupported
 from rollyard.core.limits import Limits
-from rollyard.runs.rollout.sleep import SleepingPolicy
+from rollyard.runs.rollout.sleep import WAKE_S, SleepingPolicy
 from rollyard.runs.rollout.stages import Stages, drop_event
 from rollyard.sandbox.local.backend import LocalBackend
 from rollyard.sandbox.local.cgroups import Group
@@ -196,6 +196,32 @@ async def test_the_memory_of_a_sandbox_goes_to_swap_and_its_programs_go_on(backe
         await job.write(b"go\n")
         while b"0" not in (await anext(lines))[1]:
             pass
+
+
+class SlowDisk(LocalBackend):
+    """Where memory goes and never comes back ahead of its use."""
+
+    def check_sleep(self) -> None: ...
+
+    async def page_out(self, pid: int) -> Regions:
+        return {pid: [(0, 4096)]}
+
+    async def page_in(self, used: Regions, waking: int) -> None:
+        await anyio.sleep_forever()
+
+
+async def test_a_frozen_agent_goes_on_however_slowly_its_memory_comes_back(tmp_path):
+    async with SlowDisk(root=tmp_path / "home") as backend, backend.open(ry.SandboxSpec()) as box:
+        if not backend.capabilities.pause:
+            pytest.skip("nothing can be frozen here")
+        job = await box.start(["cat"], stdin=True)
+        for _ in range(2):  # the first time nothing is known of what it uses
+            await box.put_to_sleep(freeze=True)
+            with anyio.move_on_after(WAKE_S):  # as who wakes it does
+                await box.wake()
+        await job.write(b"awake")
+        with anyio.fail_after(60):
+            assert (await anext(job.stream()))[1] == b"awake"
 
 
 HOLD = "import mmap, os\nx = mmap.mmap(-1, 60 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n"

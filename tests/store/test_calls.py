@@ -223,6 +223,21 @@ def test_a_batch_that_was_handed_in_leaves_no_timer_that_wakes_the_loop(monkeypa
     assert run_in_virtual_time(count_timers()) == 1  # that of the sleep
 
 
+def test_writes_that_nothing_takes_fail_after_a_minute_and_harm_nobody_when_they_are_done_later():
+    async def main() -> None:
+        taken, loop = _Taken(), asyncio.get_running_loop()
+        writes = [asyncio.ensure_future(taken.batches.write(_plain)) for _ in range(3)]
+        await asyncio.sleep(1.0)
+        writes[0].cancel()  # its caller gave up
+        given_up, *late = await asyncio.gather(*writes, return_exceptions=True)
+        assert isinstance(given_up, asyncio.CancelledError) and 59.0 < loop.time() < 61.0
+        assert [str(error) for error in late] == ["the database took no write for 60 s (is its disk full?)"] * 2
+        (batch,) = taken.waiting
+        batch.resolve([None] * 3)
+
+    run_in_virtual_time(main())
+
+
 def test_a_call_waits_for_others_a_small_part_of_the_time_that_it_took():
     record = replace(conversation("r1", 1)[1][0][0].record, received_at=1000.0)
     commits = {s: CommitCall(replace(record, finished_at=1000.0 + s), (), {}) for s in (0.1, 0.5, 60.0)}

@@ -200,6 +200,24 @@ async def test_a_writer_goes_on_once_its_file_can_be_opened(tmp_path):
     await database.aclose()
 
 
+async def test_nothing_is_written_to_a_file_that_was_removed_or_replaced(tmp_path):
+    """It would be kept until the process ends and no longer."""
+    where, aside = tmp_path / "runs.db", tmp_path / "aside.db"
+    async with Store.open(where) as store:
+        await store.event(Event(at=1.0, name="before"))
+        where.rename(aside)
+        with pytest.raises(StoreError, match=r"no store at .*runs\.db"):
+            await store.get_rollout("r")
+        for _ in range(2):
+            with pytest.raises(StoreError, match=r"runs\.db was removed or replaced while it was in use"):
+                await store.event(Event(at=2.0, name="nowhere"))
+            where.write_bytes(b"")
+        aside.rename(where)
+        await store.event(Event(at=3.0, name="after"))
+    async with Store.open(where) as store:
+        assert [stored.event.name for stored in await store.events()] == ["before", "after"]
+
+
 async def test_a_backup_holds_what_is_only_in_the_log_yet(tmp_path):
     """A store in use is restored from as it stands: its `-wal` file is read too."""
     async with Store.open(tmp_path / "runs.db") as store:

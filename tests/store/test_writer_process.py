@@ -193,6 +193,34 @@ async def test_what_may_not_happen_twice_fails_when_the_writer_dies(tmp_path):
                 assert await store.put_blob(b"x") == await store.put_blob(b"x")
 
 
+async def test_a_caller_that_gave_up_keeps_no_other_waiting_when_the_writer_dies(tmp_path):
+    with Inbox(tmp_path / "runs.db") as here:
+        async with Store.open(here.path, writer=here.outbox) as store:
+            works = (store.put_blob(b"x"), store.commit(*a_call(Trajectory("r"), 0)))
+            blob, call = map(asyncio.create_task, works)
+            with await here.accept() as link:
+                assert len(await read_works(link)) == 2
+                blob.cancel()
+                await asyncio.wait([blob])
+            async with here.serving(), asyncio.timeout(60):
+                await call
+
+
+async def test_a_store_that_is_closed_has_written_all_that_it_was_given(tmp_path):
+    path = tmp_path / "runs.db"
+    async with sent_to_a_writer(path) as writer:
+        async with Store.open(path, writer=writer) as store:
+            large = asyncio.create_task(store.database.write(Large()))
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert large.done() and large.result()
+        async with Store.open(path, writer=writer) as store:
+            call = asyncio.create_task(store.commit(*a_call(Trajectory("r"), 0)))
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert call.done() and call.result() is None
+
+
 async def test_each_caller_gets_its_own_answer_however_many_wait(tmp_path):
     with Inbox(tmp_path / "runs.db") as here:
         async with Store.open(here.path, writer=here.outbox) as store:

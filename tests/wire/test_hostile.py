@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from rollyard.core.call import Call, Reply, Sampling
 from rollyard.core.errors import BadRequest, TooLarge, UpstreamError
+from rollyard.policy.token_servers import spans_of
 from rollyard.wire import CODECS
 from rollyard.wire.codec import MAX_BODY, WireRequest
 
@@ -93,6 +94,33 @@ def test_a_whole_number_that_could_not_be_stored_is_a_bad_request(dialect, name,
     option = f'"generationConfig": {{{option}}}' if dialect == "gemini" else option
     with pytest.raises(BadRequest, match="Expected `int`"):
         decode(dialect, (body % (HISTORY[dialect], option)).encode())
+
+
+def _answer(**fields):
+    choice = {"message": {"role": "assistant", "content": "x"}, "meta_info": fields.pop("meta_info", {})}
+    return CODECS["chat"].decode_reply(json.dumps({"choices": [choice], **fields}).encode())
+
+
+@pytest.mark.parametrize(
+    "version", [pytest.param("9" * 25, id="25 digits"), pytest.param("9" * 5000, id="5000 digits"), 2**63, -1, True]
+)
+def test_a_version_that_could_not_be_stored_is_not_known(version):
+    """A commit that it is in would fail, and no call of the rollout could be kept after it."""
+    largest = 2**63 - 1
+    for known, said in ((None, version), (largest, largest), (largest, f"{largest}")):
+        plain, spans = (
+            _answer(meta_info=meta) for meta in ({"weight_version": said}, {"weight_versions": [[said, 0, 1]]})
+        )
+        assert plain.message.text == spans.message.text == "x"
+        assert plain.version_start == spans.version_start == known
+        assert [span.version for span in spans_of([[said, 0, 1]])] == ([] if known is None else [known])
+
+
+def test_a_count_of_tokens_that_could_not_be_stored_is_the_servers_failure():
+    """Prompts of Messages have three parts, and PostgreSQL's columns hold 31 bits."""
+    assert 3 * _answer(usage={"prompt_tokens": 2**29}).usage.prompt_tokens < 2**31
+    with pytest.raises(UpstreamError, match="prompt_tokens"):
+        _answer(usage={"prompt_tokens": 2**29 + 1})
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)

@@ -5,11 +5,11 @@ import json
 import msgspec
 import pytest
 
-from rollyard.core.errors import GateError
+from rollyard.core.errors import GateError, TooLarge
 from rollyard.core.message import Message, Text
 from rollyard.wire import CODECS
 from rollyard.wire.body import split_object
-from rollyard.wire.codec import WireRequest
+from rollyard.wire.codec import MAX_BODY, WireRequest
 from rollyard.wire.history import CHAT_HISTORY, split_around
 
 TOOLS = {
@@ -255,6 +255,44 @@ def test_surroundings_that_were_seen_twice_are_not_read_again():
     known = memo[CHAT_HISTORY].rest.settings
     third = decode("chat", _around(HISTORIES[2]), memo)
     assert third.sampling is known.sampling and third.sampling.temperature == 0.5
+
+
+def test_a_request_that_begins_otherwise_means_what_it_says():
+    memo = {}
+    for history in HISTORIES[:2]:
+        outcome(_around(history, before=b'{"seed": 1, "model": "m", '), memo)
+    assert memo[CHAT_HISTORY].rest is not None
+    for seed in (2, 1):
+        data = _around(HISTORIES[2], before=b'{"seed": %d, "model": "m", ' % seed)
+        assert outcome(data, memo) == outcome(data)
+        assert decode("chat", data, memo).sampling.seed == seed
+
+
+def test_a_request_that_ends_within_its_history_is_none():
+    """It ends in the very bytes that close the request before."""
+    memo, item = {}, {"role": "user", "content": [{"type": "text", "text": "a"}]}
+    for count in (1, 2):
+        outcome(_around([item] * count, before=b"{", after=b"}"), memo)
+    known = memo[CHAT_HISTORY]
+    assert known.rest.text == b"]}" == bytes(known.text)[-2:]
+    assert outcome(bytes(known.text), memo) == outcome(bytes(known.text))
+
+
+def test_no_comma_may_follow_the_bracket_after_a_history_that_was_empty():
+    memo = {}
+    for _ in range(2):
+        outcome(_around([]), memo)
+    data = _around(HISTORIES[1]).replace(b"[{", b"[, {", 1)
+    assert outcome(data, memo) == outcome(data)
+
+
+def test_what_is_too_large_is_refused_however_much_of_it_is_known():
+    memo = {}
+    for history in HISTORIES[:2]:
+        outcome(_around(history), memo)
+    data = _around([{"role": "user", "content": "x" * MAX_BODY}])
+    assert outcome(data, memo) == outcome(data)
+    assert outcome(data)[0] is TooLarge
 
 
 def test_surroundings_of_a_list_that_does_not_count_are_never_known():

@@ -12,6 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import anyio
+
 from rollyard.core import folders
 from rollyard.core.errors import PathError, SandboxError, SandboxGone, SandboxInterrupted, Unsupported
 from rollyard.core.ids import new_id
@@ -34,6 +36,7 @@ from rollyard.sandbox.streams import SocketListener, SocketStream
 _GRACE_S = 5.0
 _KILL_S = ANSWER_S  # what was killed is gone once each of its processes had a processor to end on
 JOB_OUTPUT = 256 * 2**20
+FETCH_S = 5.0  # for memory to come back from a slow disk before programs go on
 
 
 class LocalSandbox(ProgramCalls, LocalFiles):
@@ -281,7 +284,8 @@ class LocalSandbox(ProgramCalls, LocalFiles):
         self.group.allow_swap(False)
         used, self._used = self._used, {}
         if used:
-            await self._backend.page_in(used, self._sleeps)
+            with anyio.move_on_after(FETCH_S):  # its programs can fetch it themselves, but not while they are frozen
+                await self._backend.page_in(used, self._sleeps)
         await self._ask("pause", on=False)
 
     async def alive(self) -> bool:
