@@ -4,6 +4,7 @@ empty cache. Wall and CPU seconds of each step; the first rollout's budget is 60
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import subprocess
@@ -37,6 +38,7 @@ def run(words: Sequence[str | Path], **options: Any) -> tuple[Took, str]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     if subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode:
         stop_here("it needs root, or the right to make a network namespace (unshare --net)")
     with tempfile.TemporaryDirectory(prefix="ry-cold-") as name:

@@ -1,6 +1,6 @@
 """CPU microseconds per decode and encode, for a short chat and for agent turns of 30-50 kB, turn 1 against turn 20.
 
-    python bench/wire.py
+    python -m bench.wire
 
 Each row is one dialect; process CPU time, best of several rounds. `decode` runs with the memo of its session, as the gate
 runs it: turn 20 has seen the 19 turns before. `cold` is the same body with an empty memo. `answer` is reading a model
@@ -9,6 +9,7 @@ server's reply with ids and logprobs.
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Callable
@@ -138,6 +139,7 @@ def vllm_answer(prompt: int, completion: int) -> bytes:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print(
         "us of CPU per call        short    turn 1 (kB)   turn 20 (kB)   turn 20 cold   whole answer   SSE answer   request"
     )

@@ -7,6 +7,7 @@ checkpoints run beside that thread.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import multiprocessing
 import random
@@ -70,6 +71,7 @@ def writing_s(pid: int) -> float:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     inbox, outbox = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ready, start = _forked.Event(), _forked.Event()
     with tempfile.TemporaryDirectory() as scratch:

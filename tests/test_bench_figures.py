@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from bench import figures
 from bench.figures import Figure, Machine, Recorded
 
@@ -210,3 +212,14 @@ def test_a_run_that_is_ended_shows_what_it_knows_and_leaves_nothing_running(tmp_
     assert "x" in said.partition("== every figure")[2] and "wire: it was ended" in said
     assert not is_running(int((folder / "pid").read_text()))
     assert json.loads((folder / "bench" / "baseline.json").read_text()).keys() == {"tokens"}
+
+
+@pytest.mark.parametrize("name", ["cold_start", "wire", "writer"])
+def test_a_benchmark_without_options_says_so_and_measures_nothing(name):
+    command = [sys.executable, "-m", f"bench.{name}"]
+    asked, wrong = (
+        subprocess.run([*command, word], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+        for word in ("--help", "--nonsuch")
+    )
+    assert (asked.returncode, wrong.returncode) == (0, 2)
+    assert asked.stdout.startswith("usage:") and "unrecognized arguments: --nonsuch" in wrong.stderr

@@ -22,7 +22,7 @@ def clean(
     ] = None,
     run: Annotated[str | None, typer.Option("--run", help="also end live sandboxes of this run")] = None,
     older_than: Annotated[
-        float | None, typer.Option("--older-than", help="also end live sandboxes older than SECONDS")
+        float | None, typer.Option("--older-than", help="also end live sandboxes older than SECONDS", min=0)
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="end all live sandboxes of this user")] = False,
     baked: Annotated[

@@ -43,6 +43,7 @@ def export(
 ) -> None:
     """Write all rollouts of a run to a file. Branches that cannot be proved are left out and listed in OUT.refused.jsonl."""
     from rollyard.cli.printing import print_json
+    from rollyard.core.numbers import count
 
     if out == "-":
         raise typer.BadParameter("name a file: what is left out is listed beside it", param_hint="--out")
@@ -69,10 +70,8 @@ def export(
     if json:
         print_json(done)
         return
-    typer.echo(f"{done.rows} rows of {done.rollouts} rollouts in {done.path}")
+    typer.echo(f"{count(done.rows, 'row')} of {count(done.rollouts, 'rollout')} in {done.path}")
     if done.dropped:
-        typer.echo(
-            f"{done.dropped} rollouts were left out, whose reward is invalid; the reasons are in {done.refused_at}"
-        )
+        typer.echo(f"rollouts left out, whose reward is invalid: {done.dropped}; the reasons are in {done.refused_at}")
     if done.refused:
-        typer.echo(f"{done.refused} branches were left out; the reasons are in {done.refused_at}")
+        typer.echo(f"branches left out: {done.refused}; the reasons are in {done.refused_at}")

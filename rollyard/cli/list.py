@@ -36,8 +36,8 @@ def list_(
         str, typer.Option(help="column to sort by: started_at, task_id, reward, status, calls, wall_s, ...")
     ] = "started_at",
     descending: Annotated[bool, typer.Option("--descending", help="largest first")] = False,
-    limit: Annotated[int, typer.Option(help="rows per page")] = 50,
-    offset: Annotated[int, typer.Option(help="rows to skip")] = 0,
+    limit: Annotated[int, typer.Option(help="rows per page", min=1)] = 50,
+    offset: Annotated[int, typer.Option(help="rows to skip", min=0)] = 0,
     json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """List runs, newest first; or the rollouts of one run; or, with options, the rollouts of every run that match.

@@ -14,6 +14,7 @@ import re
 import sys
 import textwrap
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -150,6 +151,28 @@ def _call_for_a_program() -> None:
     sys.exit(code if isinstance(code, int) else OK)
 
 
+def _call() -> None:
+    """What was printed is out before the command ends, so that what cannot be written is said."""
+    try:
+        if "--json" in sys.argv[1:]:
+            _call_for_a_program()
+        app(prog_name="rollyard")
+    finally:
+        sys.stdout.flush()
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _in_a_folder() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _open_closed_streams() -> None:
     """A stream that the caller closed is /dev/null, so that no file that is opened later gets its number."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -181,7 +204,7 @@ def _explain(error: OSError) -> Error:
         return Error(f"cannot use {os.fsdecode(error.filename)}: {error.strerror}")
     if error.errno not in _DISK:
         return Error(f"the machine refused: {error.strerror}")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    _drop_output()
     return Error(f"cannot write the output: {error.strerror}")
 
 
@@ -202,15 +225,18 @@ def main() -> None:
     _open_closed_streams()
     _log_retries()
     try:
-        if "--json" in sys.argv[1:]:
-            _call_for_a_program()
-        app(prog_name="rollyard")
+        _call()
     except Interrupted as error:
         typer.echo(f"rollyard: {error}", err=True)
         sys.exit(SIGNALLED + error.signal_number)
     except Error as error:
         _fail(error, USAGE if isinstance(error, ConfigError) else INFRASTRUCTURE)
+    except BrokenPipeError:  # a program such as `head` has read enough
+        _drop_output()
+        sys.exit(1)
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not _in_a_folder():
+            _fail(Error("the current folder was removed", hint="cd to another"), INFRASTRUCTURE)
         if error.errno not in _REFUSED:
             raise
         _fail(_explain(error), INFRASTRUCTURE)

@@ -36,12 +36,18 @@ def show(
 ) -> None:
     """Show what the store has of a run or a rollout."""
     from rollyard.cli.printing import print_json, print_text
-    from rollyard.store.listing import show
+    from rollyard.core.errors import ConfigError
+    from rollyard.store.listing import ShownRun, show
 
     if log and part not in (Part.ALL, Part.LOG):
         raise typer.BadParameter(f"--log and --part {part} name two parts")
     found = anyio.run(show, store, id)
     shown = str(Part.LOG if log else part)
+    if shown != Part.ALL and isinstance(found, ShownRun):
+        raise ConfigError(
+            f"{id} is a run, and --{'log' if log else 'part'} is for a rollout",
+            hint=f"`rollyard list {id}` lists its rollouts",
+        )
     if json:
         print_json(found.document(shown))
     elif shown == Part.ALL:

@@ -87,6 +87,7 @@ def prune(
     """Remove old runs with their rollouts, calls, events and files. Unfinished ones stay, unless --unfinished is given."""
     import time
 
+    from rollyard.core.numbers import count
     from rollyard.store import Store
     from rollyard.store.prune import Pruned, prune
 
@@ -101,7 +102,8 @@ def prune(
         return
     verb = "would go" if dry_run else "removed"
     typer.echo(
-        f"{verb}: {len(done.runs)} runs" + ("" if dry_run else f", {done.rollouts} rollouts, {done.bodies or 0} bodies")
+        f"{verb}: {count(len(done.runs), 'run')}"
+        + ("" if dry_run else f", {count(done.rollouts, 'rollout')}, {done.bodies or 0} bodies")
     )
     for run in done.runs if dry_run else ():
         typer.echo(f"  {run}")

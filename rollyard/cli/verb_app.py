@@ -1,8 +1,10 @@
 """The typer app of a verb, with help in a shell's words: `TEXT` and not `<str>`, the options of rollouts in a section of their
-own, examples marked as such, and of each verb below it all of its first sentence."""
+own, examples marked as such, and of each verb below it all of its first sentence. What typer says of a wrong value is said in
+these words too."""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -10,9 +12,23 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 _WORDS = {"str": "TEXT", "int": "N", "float": "NUMBER", "path": "PATH", "file": "PATH"}
+_NUMBERS = {"int": "no whole number", "float": "no number"}
+_LARGEST = 2**63 - 1  # that a store's columns and limits hold
 
 
 class Verb(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            left = super().parse_args(ctx, args)
+            for param in self.get_params(ctx):
+                _check_number(ctx, param)
+        except typer.BadParameter as error:
+            error.message = _reword(error.message)
+            if error.param is not None and error.param.param_type_name == "argument":
+                error.param_hint = f"'{error.param.name.upper()}'"
+            raise
+        return left
+
     def format_usage(self, ctx: Any, formatter: Any) -> None:
         _write_usage(self, ctx, formatter)
 
@@ -89,3 +105,18 @@ def _show_value(name: str) -> str:
 
 def _first_sentence(command: Any) -> str:
     return " ".join((command.help or "").split("\n\n")[0].split()).split(". ")[0].removesuffix(".")
+
+
+def _check_number(ctx: Any, param: Any) -> None:
+    """A number that no limit or page can be is refused here, for every verb."""
+    value = ctx.params.get(param.name)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise typer.BadParameter(f"'{value}' is {_NUMBERS['float']}", ctx, param)
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise typer.BadParameter(f"{value} is too large", ctx, param)
+
+
+def _reword(said: str) -> str:
+    said = re.sub(r"is not a valid (int|float)(?: range)?\.$", lambda found: f"is {_NUMBERS[found[1]]}", said)
+    said = re.sub(r"^(\S+?)(?:\.0)? is not in the range x>=(\S+)\.$", r"must be at least \2, got \1", said)
+    return re.sub(r"^(\S+) is not in the range (\S+)<=x<=(\S+)\.$", r"must be between \2 and \3, got \1", said)

@@ -28,6 +28,8 @@ def view(
     from rollyard.page.serve import PageOptions, serve_page
     from rollyard.plane.storage.sql import SqlPlane
 
+    if tasks is not None and not write:
+        raise typer.BadParameter("tasks are offered where runs may be started (add --write)", param_hint="--tasks")
     options = PageOptions(
         store=store, plane_records=SqlPlane, host=host, port=port, write=write, tasks=tasks, as_json=as_json
     )

@@ -53,6 +53,7 @@ text), and what the user can do next (`hint`). Values that could hold a secret a
 from __future__ import annotations
 
 import errno
+import os
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
@@ -140,7 +141,9 @@ class CannotListen(Error):
     def __init__(self, host: str, port: int | None, error: OSError) -> None:
         """Without a `port`, `host` is the path of a socket."""
         taken = error.errno == errno.EADDRINUSE
-        why = "another program listens there" if taken else error.strerror or str(error)
+        # asyncio puts words and addresses of its own into `strerror`; a name that is not found has a number below 0
+        said = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror or str(error)
+        why = "another program listens there" if taken else said
         hint = f"choose another {'path' if port is None else 'port'}, or end that program" if taken else None
         super().__init__(f"cannot listen on {host if port is None else f'{host}:{port}'}: {why}", hint=hint)
 

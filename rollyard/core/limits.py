@@ -31,7 +31,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         for name in ("boot", "install", "setup", "agent", "verify", "idle"):
             value = getattr(self, name)
             if not 0 < value < 30 * 86400:
-                raise ConfigError(f"limits.{name} must be between 0 and 30 days in seconds, got {value!r}")
+                raise ConfigError(f"limits.{name} must be more than 0 s and less than 30 days, got {value:g} s")
         if self.total is not None and not self.verify < self.total < 30 * 86400:
             raise ConfigError(
                 f"limits.total must leave room for limits.verify ({self.verify} s), got {self.total!r}",

@@ -108,7 +108,7 @@ class SandboxSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def __post_init__(self) -> None:
         check_sequences(self)
         if not 0 < self.ttl_s < 30 * 86400:
-            raise ConfigError(f"ttl_s must be between 0 and 30 days, got {self.ttl_s!r}")
+            raise ConfigError(f"ttl_s must be more than 0 s and less than 30 days, got {self.ttl_s:g} s")
         for name, value in self.env.items():
             if not name or "=" in name or "\0" in name or "\0" in value:
                 raise ConfigError(f"environment variable name {name!r} cannot be passed to a program")

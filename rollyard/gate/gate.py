@@ -161,6 +161,7 @@ class Gate:
             _log.warning("the gate listens beyond loopback: %s, %s TLS", host, "with" if self._tls else "without")
         process, loop = self.process, asyncio.get_running_loop()
         gate_listener = GateListener(self, operator=True, hosts=AllowedHosts(host), label=CLIENT)
+        secured = _context(self._tls)
         try:
             if process is not None:
                 server = await loop.create_server(gate_listener.connection, sock=process.listener, backlog=1024)
@@ -169,7 +170,7 @@ class Gate:
                     gate_listener.connection,
                     host,
                     self._port,
-                    ssl=_context(self._tls),
+                    ssl=secured,
                     backlog=1024,
                     reuse_address=True,
                 )
@@ -507,5 +508,12 @@ def _context(tls: Tls | None) -> ssl.SSLContext | None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.load_cert_chain(tls.cert, tls.key)
+    try:
+        context.load_cert_chain(tls.cert, tls.key)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"{tls.cert} and {tls.key} are no certificate with its key", hint="both in PEM, and one of the other"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"cannot read {tls.cert} or {tls.key}: {error.strerror}") from error
     return context

@@ -243,10 +243,16 @@ def _find_command(events: Sequence[StoredEvent]) -> str | None:
 def _command(found: Rollout, config: Mapping[str, Any]) -> str:
     """How to run the same again from a terminal; the policy as the run's config has it."""
     policies: Mapping[str, str] = config.get("policies", {})
-    policy = policies.get(found.labels.get("policy", ""), next(iter(policies.values()), "..."))
+    policy = policies.get(found.labels.get("policy", ""), next(iter(policies.values()), None))
     words = ["rollyard", "run"]
     words += [found.task.source] if found.task.source is not None else ["--instruction", found.task.instruction[:400]]
-    words += ["--agent", found.agent, "--sandbox", found.sandbox, "--policy", policy]
+    words += ["--agent", found.agent, "--sandbox", found.sandbox]
+    if policy is not None:
+        words += ["--policy", policy]
+    elif config.get("base_url"):
+        words += ["--base-url", str(config["base_url"])]
+    elif found.captured.records:  # an agent such as oracle calls no model, and needs no policy
+        words += ["--policy", "..."]
     if config.get("model"):
         words += ["--model", str(config["model"])]
     return shlex.join(words)

@@ -11,6 +11,7 @@ connection that is being closed cannot be sent again safely; idle connections ar
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -135,7 +136,15 @@ def _explain(url: str, error: Exception) -> UpstreamError:
         return UpstreamError(f"{show_url(url)} did not answer in time", status=504)
     if isinstance(error, BadAnswer):
         return UpstreamError(f"the answer of {show_url(url)} is unreadable ({error})", status=502)
-    return UpstreamError(f"no answer from {show_url(url)} ({type(error).__name__})", status=502)
+    why = type(error).__name__
+    if (
+        isinstance(error, OSError)
+        and not isinstance(error, ssl.SSLError)
+        and error.errno is not None
+        and error.errno > 0
+    ):
+        why = os.strerror(error.errno)  # asyncio's own `strerror` names the address again
+    return UpstreamError(f"no answer from {show_url(url)} ({why})", status=502)
 
 
 def seconds(value: str | None) -> float | None:

@@ -117,6 +117,8 @@ def _kernel() -> list[DoctorFinding]:
 
 def _user_namespaces() -> DoctorFinding:
     row = partial(DoctorFinding, group="kernel", name="user namespaces")
+    if shutil.which("unshare") is None:
+        return row(state="absent", found="not tried: no program unshare", advice="install util-linux to have it tried")
     tried = subprocess.run(
         ["unshare", "--user", "--map-root-user", "true"], capture_output=True, timeout=20, check=False
     )

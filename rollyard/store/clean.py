@@ -31,6 +31,8 @@ _NEWEST = 200  # runs whose names are held against one that is not there
 def resolve(connection: Connection, text: str) -> tuple[str, str]:
     """A run or rollout by its id, the unique start of one, the name of a run (the newest of that name), the unique end of
     an id (`short_id`), or `last`: `("run" | "rollout", id)`."""
+    if not text:
+        raise StoreError("an empty text names no run or rollout", hint="`rollyard list` shows those there are")
     if text == LAST:
         newest = connection.execute(select(runs.c.id).order_by(runs.c.created_at.desc(), runs.c.id.desc()).limit(1))
         if (found_id := newest.scalar()) is None:

@@ -128,14 +128,15 @@ def explain(error: Exception, where: str) -> StoreError:
 def copy(path: Path, target: Path) -> None:
     """All of one snapshot in a new file, complete and compact; it is itself a store. It appears under its name when it is
     complete."""
-    for name in _SIDES:
-        if os.path.lexists(f"{target}{name}"):
-            raise ConfigError(f"{target}{name} exists", hint="choose a new file")
+    _check_free(target, "choose a new file")
     remove_dead_parts(target)
     aside = partial_name(target)
     try:
+        make_file(aside)
+    except OSError as error:
+        raise StoreError(f"cannot make {target}: {error.strerror}") from error
+    try:
         with closing(connect(path, isolation_level=None)()) as raw:
-            make_file(aside)
             raw.execute("VACUUM INTO ?", (str(aside),))
         aside.rename(target)
     except (sqlite3.Error, OSError) as error:
@@ -146,9 +147,7 @@ def copy(path: Path, target: Path) -> None:
 def restore(backup: Path, target: Path) -> None:
     """Put a backup in the place of a store that is not there (any more), after checking that it is whole."""
     check_place(backup, create=False)
-    for name in _SIDES:
-        if os.path.lexists(f"{target}{name}"):
-            raise ConfigError(f"{target}{name} exists", hint="move it away first, with its -wal and -shm files")
+    _check_free(target, "move it away first, with its -wal and -shm files")
     try:
         with closing(connect(backup)()) as raw:
             found = raw.execute("PRAGMA integrity_check").fetchone()[0]
@@ -160,6 +159,17 @@ def restore(backup: Path, target: Path) -> None:
     if not ours:
         raise StoreError(f"{backup} is a database, but not a store of rollyard", hint="name a backup of a store")
     copy(backup, target)
+
+
+def _check_free(target: Path, advice: str) -> None:
+    """Refuse a place where no new store can be made."""
+    if not target.name:
+        raise ConfigError("the new store has no name", hint="give a path such as backup.db")
+    for name in _SIDES:
+        if os.path.lexists(f"{target}{name}"):
+            raise ConfigError(f"{target}{name} exists", hint=advice)
+    if not target.parent.is_dir():
+        raise ConfigError(f"{target.parent} is not a directory", hint="make it, or choose another place")
 
 
 def _mode(path: Path) -> int:

@@ -24,7 +24,7 @@ from bench.page import PRICES, fill
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import POLICY_STOPPED, Event
 from rollyard.core.lease import Attempt
-from rollyard.core.rollout import Failure, Rollout
+from rollyard.core.rollout import Failure, Rollout, Verdict
 from rollyard.core.task import Task, VerifierSpec
 from rollyard.net.web_pages import AllowedHosts, NoWebPages
 from rollyard.page.actions import LocalActions
@@ -348,3 +348,27 @@ async def test_a_run_shows_its_failures_by_what_they_say_and_the_policy_that_was
             _, _, page, _ = await get(f"{url}/runs/run_f")
     assert f"<b>2</b> × {html.escape(said).replace('&#x27;', '&#39;').replace('&quot;', '&#34;')}" in page
     assert "was asked no more" in page and "<script>document" not in page
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({}, ""),
+        ({"base_url": "http://m:1/v1"}, " --base-url http://m:1/v1"),
+        ({"policies": {"p": "tokens:u"}}, " --policy tokens:u"),
+    ],
+    ids=["none", "a server", "a policy"],
+)
+async def test_the_command_that_runs_it_again_names_a_policy_where_there_was_one(tmp_path, config, words):
+    async with ry.Store.open(tmp_path / "runs.db") as store:
+        await store.create_run({"tasks": "x", **config}, id="run_c")
+        task = Task(id="t", instruction="x", source="tasks/t")
+        judged = Rollout(
+            id="ro_c", run_id="run_c", task=task, agent="oracle", sandbox="local", verdict=Verdict(reward=1.0)
+        )
+        await store.commit_rollout(judged)
+        async with serve_app(page_app(store)) as url:
+            _, _, page, _ = await get(f"{url}/rollouts/ro_c")
+            _, _, whole, _ = await get(f"{url}/runs/run_c")
+    assert f">rollyard run tasks/t --agent oracle --sandbox local{words}<" in page
+    assert "over 1 task<" in whole and "of 1 group<" in whole

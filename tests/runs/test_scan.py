@@ -516,7 +516,7 @@ def test_a_run_is_scored_with_and_without_what_cannot_be_trusted(tmp_path):
     assert finding["excerpt"] in cheat
     assert "grader (success): it wrote near the grader" in rollyard("scan", code=1)
     exported = rollyard("export", "last", "--out", "rows.jsonl", "--valid-only")
-    assert "1 rows of 1 rollouts" in exported and "1 rollouts were left out, whose reward is invalid" in exported
+    assert "1 row of 1 rollout in" in exported and "rollouts left out, whose reward is invalid: 1;" in exported
     (refused,) = [json.loads(line) for line in (tmp_path / "rows.jsonl.refused.jsonl").read_text().splitlines()]
     assert refused["rollout_id"] == finding["rollout_id"] and "grader" in refused["reasons"][0]
     (tmp_path / "judge.yaml").write_text("- text: nothing is wrong\n")

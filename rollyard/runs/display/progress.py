@@ -14,6 +14,7 @@ import msgspec
 
 from rollyard.core.errors import ConfigError
 from rollyard.core.events import Event
+from rollyard.core.numbers import count
 from rollyard.core.printable import printable
 from rollyard.core.rollout import Failure, Rollout
 from rollyard.runs.rollout.install_progress import INSTALLS
@@ -114,7 +115,7 @@ class _Plain(SilentDisplay):
     def begin(self, run_id: str, owed: int, done: int) -> None:
         super().begin(run_id, owed, done)
         already = f", {done} already done" if done else ""
-        print(f"run {run_id}: {owed} attempts to do{already}", file=self._out, flush=True)
+        print(f"run {run_id}: {count(owed, 'attempt')} to do{already}", file=self._out, flush=True)
 
     async def event(self, event: Event) -> None:
         """An install is reported once: it takes long, and the next one does not."""

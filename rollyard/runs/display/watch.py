@@ -9,13 +9,14 @@ from importlib.util import find_spec
 import anyio
 import msgspec
 
-from rollyard.core.errors import ConfigError
+from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.events import COMMITTED, STARTED
 from rollyard.runs.display.progress import Display, display, moves_cursor
 from rollyard.store import Store
 from rollyard.store.values import RunInfo
 
 _EVERY_S = 0.3
+_STYLES = ("auto", "table", "rich", "plain", "json")
 
 
 async def follow(where: str, run: str | None, style: str) -> None:
@@ -64,8 +65,10 @@ async def in_flight(store: Store, info: RunInfo) -> list[RunningRollout]:
 
 
 def choose_style(style: str, *, tty: bool) -> str:
-    """On a terminal, the table where textual is installed, and rich's display where it is not."""
-    if style != "auto":
+    """On a terminal, the table where textual is installed, and rich's display where it is not. Elsewhere there is no table."""
+    if style not in _STYLES:
+        raise UnknownName("display", style, _STYLES)
+    if style != "auto" and (tty or style != "table"):
         return style
     if not tty:
         return "plain"

@@ -14,7 +14,7 @@ import msgspec
 
 from rollyard.core.call import Dialect
 from rollyard.core.egress import parse_build_network, parse_network_option
-from rollyard.core.errors import ConfigError
+from rollyard.core.errors import ConfigError, UnknownName
 from rollyard.core.limits import Limits
 from rollyard.core.numbers import check_least
 from rollyard.core.sandbox import Isolation, Mount
@@ -278,8 +278,11 @@ def _read(option: Option, value: Any) -> Any:
         return value if str in _members(option.type) else msgspec.convert(value, option.type, strict=False)
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
         wanted = next((words for kind, words in _NUMBERS.items() if kind in _members(option.type)), None)
-        said = f"{value!r} is {wanted}" if wanted is not None else str(error)
-        raise ConfigError(f"{option.flag}: {said}", hint=option.help) from error
+        if wanted is not None:
+            raise ConfigError(f"{option.flag}: {value!r} is {wanted}", hint=option.help) from error
+        if names := _names(option.type):
+            raise UnknownName(option.flag, value, names, hint=option.help) from error
+        raise ConfigError(f"{option.flag}: {error}", hint=option.help) from error
 
 
 def _read_lines(option: Option, lines: Sequence[str]) -> Any:
@@ -289,7 +292,25 @@ def _read_lines(option: Option, lines: Sequence[str]) -> Any:
     pairs = [line.partition("=") for line in lines]
     if wrong := next((line for line, (_, equals, _) in zip(lines, pairs, strict=True) if not equals), None):
         raise ConfigError(f"{option.flag}: {wrong!r} has no =", hint=option.help)
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        _check_seconds(option, kind, {name: value for name, _, value in pairs})
     return {name: value for name, _, value in pairs}
+
+
+def _check_seconds(option: Option, kind: type[msgspec.Struct], given: Mapping[str, str]) -> None:
+    for name, value in given.items():
+        if name not in kind.__struct_fields__:
+            raise UnknownName("stage", name, kind.__struct_fields__, hint=option.help)
+        try:
+            float(value)
+        except ValueError as error:
+            raise ConfigError(f"{option.flag} {name}: {value!r} is no number", hint=option.help) from error
+
+
+def _names(kind: Any) -> tuple[str, ...]:
+    """The values of a type that lists them."""
+    members = [member for member in (kind, *_members(kind)) if get_origin(member) is Literal]
+    return get_args(members[0]) if members else ()
 
 
 def write_options(fields: RolloutFields) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -87,6 +88,8 @@ async def export(
     makes a new folder, a job of Harbor. A rollout for which `refuse` gives a reason is left out
     (`rollyard.runs.scan.scan.find_refuse` finds what refuses rewards that cannot be trusted)."""
     path = Path(out)
+    if not path.name:
+        raise ConfigError(f"{str(out)!r} names no file", hint="give a path such as rows.jsonl")
     chosen = _choose_format(format, path)
     _check_kinds(kinds, chosen)
     if unscored and chosen not in ("samples", "parquet"):
@@ -106,7 +109,10 @@ async def export(
         # one thread for all: Arrow and its compression keep memory for each thread that used them
         thread = stack.enter_context(ThreadPoolExecutor(1, "rollyard-export"))
         tree = await _load_tree(store, info) if chosen in ("samples", "parquet") else ValueTree(())
-        writer = stack.enter_context(_writer(chosen, path, tree, kinds, unscored))
+        try:
+            writer = stack.enter_context(_writer(chosen, path, tree, kinds, unscored))
+        except OSError as error:
+            raise StoreError(f"cannot make {path}: {os.strerror(error.errno) if error.errno else error}") from error
         if isinstance(writer, InspectLog | HarborJob):
             writer.info = info
         noted = await store.find_noted(run_id) if isinstance(writer, AttemptLines) else frozenset[str]()
