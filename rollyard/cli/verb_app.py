@@ -24,8 +24,9 @@ class Verb(TyperCommand):
                 _check_number(ctx, param)
         except typer.BadParameter as error:
             error.message = _reword(error.message)
-            if error.param is not None and error.param.param_type_name == "argument":
-                error.param_hint = f"'{error.param.name.upper()}'"
+            param = error.param
+            if param is not None and param.name is not None and param.param_type_name == "argument":
+                error.param_hint = f"'{param.name.upper()}'"
             raise
         return left
 
