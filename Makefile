@@ -65,10 +65,11 @@ attack: setup  ## every attack that is tried, and a table of parties, attempts a
 portability: setup  ## machines made here, and what the local backend reaches and refuses on each; needs root
 	$(BIN)/python tests/portability.py
 
-check: torch docs  ## formatting, lint, types (torch's too), layers, the documents as a site
+check: torch docs  ## formatting, lint, types (torch's too; calls of the benchmarks), layers, the documents as a site
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/pyright -p bench --pythonpath $(BIN)/python
 	$(BIN)/lint-imports
 
 docs: setup  ## the documents and the reference of Python as a site in out/site; a link or a name that leads nowhere fails it
