@@ -55,7 +55,9 @@ async def do_rollout(store: ry.Store, turn_s: float) -> None:
         await store.commit(record, added.nodes, added.blobs)
     await store.close_session(name, at=2.0)
     done = Rollout(id=name, run_id=RUN, task=TASK, calls=TURNS, verdict=Verdict(reward=1.0), trajectory=trajectory)
-    await store.commit_rollout(done, lease=lease, last_events=[Event(at=1.0, name=COMMITTED, run_id=RUN, rollout_id=name)])
+    await store.commit_rollout(
+        done, lease=lease, last_events=[Event(at=1.0, name=COMMITTED, run_id=RUN, rollout_id=name)]
+    )
 
 
 class Meter:

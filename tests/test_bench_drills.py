@@ -25,7 +25,7 @@ async def test_what_runs_in_a_sandbox_is_found_and_gone_with_it(tmp_path):
         async with ry.sandbox.backend("local", root=tmp_path) as backend, backend.open(ry.SandboxSpec()) as box:
             await box.start("sleep 600")
             maker, *others = await asyncio.to_thread(sandbox_pids, str(tmp_path))
-            found = await left.after(0)
+            found = await left.wait_until_none(0)
             assert maker and others and found["processes"] >= 2 and found["sandboxes"]
         assert not any((await left.wait_until_none()).values())
 
@@ -41,10 +41,10 @@ async def test_a_group_of_a_dead_maker_is_found_with_what_lives_in_it(tmp_path):
         group.mkdir()
         try:
             (group / "cgroup.procs").write_text(str(orphan.pid))
-            assert not (await left.after(0))["cgroups"]
+            assert not (await left.wait_until_none(0))["cgroups"]
             maker.kill()
             maker.wait()
-            found = await left.after(0)
+            found = await left.wait_until_none(0)
             assert (found["cgroups"], found["processes"]) == (1, 1)
         finally:
             maker.kill()

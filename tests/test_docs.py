@@ -38,7 +38,12 @@ def test_files_and_modules_that_a_page_names_exist(page):
     for path in re.findall(r"`((?:rollyard|tests|examples|bench|docs|deploy)/[\w./-]+)`", text):
         assert (ROOT / path).exists(), path
     for name in re.findall(r"`(rollyard(?:\.\w+){2,})`|^(?:from|import) (rollyard(?:\.\w+)*)", text, re.M):
-        assert pydoc.locate("".join(name)) is not None, name
+        try:
+            assert pydoc.locate("".join(name)) is not None, name
+        except pydoc.ErrorDuringImport as error:
+            assert isinstance(error.value, ModuleNotFoundError) and error.value.name == "torch", (
+                name
+            )  # `make torch` has it
 
 
 def test_files_of_the_glossary_exist():

@@ -52,7 +52,7 @@ def test_an_argument_is_named_as_help_names_it(tmp_path):
 OPTIONS = {
     "a level": (["--min-isolation", "full"], "no --min-isolation named 'full'; known: container, gvisor, landlock"),
     "a dialect": (["--dialect", "smalltalk"], "no --dialect named 'smalltalk'; known: chat,"),
-    "a stage": (["--limits", "bot=3"], "no stage named 'bot'; did you mean 'boot'?"),
+    "a stage": (["--limits", "bot=3"], "no stage of --limits named 'bot'; did you mean 'boot'?"),
     "a stage's seconds": (["--limits", "boot=soon"], "--limits boot: 'soon' is no number"),
     "a stage of no time": (["--limits", "boot=0"], "limits.boot must be more than 0 s and less than 30 days, got 0 s"),
 }

@@ -300,7 +300,7 @@ def _read_lines(option: Option, lines: Sequence[str]) -> Any:
 def _check_seconds(option: Option, kind: type[msgspec.Struct], given: Mapping[str, str]) -> None:
     for name, value in given.items():
         if name not in kind.__struct_fields__:
-            raise UnknownName("stage", name, kind.__struct_fields__, hint=option.help)
+            raise UnknownName(f"stage of {option.flag}", name, kind.__struct_fields__, hint=option.help)
         try:
             float(value)
         except ValueError as error:
