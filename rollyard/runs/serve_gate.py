@@ -12,7 +12,7 @@ import gc
 import os
 import signal
 import socket
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Container, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -201,8 +201,26 @@ def refuse_unclear(options: GateOptions) -> None:
         raise ConfigError(
             "who answers the calls?", hint="--upstream URL, --mode interception_gate or --policy NAME:..."
         )
+    _refuse_unused(options, mode)
     if options.processes > 1:
         _refuse_processes(options, mode)
+
+
+def _refuse_unused(options: GateOptions, mode: Mode | None) -> None:
+    """What is meant for a model server, where another policy answers."""
+    takes: Container[str]
+    if options.policy is not None:
+        found = PolicyText.read(options.policy)
+        chosen, takes = f"--policy {found.name}", found.takes
+    elif mode == "interception_gate":
+        chosen, takes = f"--mode {mode}", ()
+    elif mode == "black_box":
+        chosen, takes = f"--mode {mode}", ("upstream", "key_env")
+    else:
+        return
+    for name in ("upstream", "model", "key_env"):
+        if getattr(options, name) is not None and name not in takes:
+            raise ConfigError(f"--{name.replace('_', '-')} has no effect with {chosen}", hint="leave it out")
 
 
 def _refuse_processes(options: GateOptions, mode: Mode | None) -> None:

@@ -67,6 +67,20 @@ async def test_a_gate_loads_no_library_that_it_does_not_use(tmp_path):
     assert "pydantic_core" not in loaded  # 8 MB of its memory, which a command line may bring along
 
 
+@pytest.mark.parametrize(
+    ("answers", "unused"),
+    [
+        (("--policy", "scripted:steps.yaml"), ("--key-env", "KEY")),
+        (("--policy", "scripted:steps.yaml"), ("--model", "m")),
+        (("--mode", "interception_gate"), ("--upstream", "http://127.0.0.1:1/v1")),
+        (("--mode", "black_box", "--upstream", "http://127.0.0.1:1/v1"), ("--model", "m")),
+    ],
+)
+async def test_what_is_meant_for_a_model_server_is_refused_where_none_is_asked(answers, unused):
+    code, words = await refused(*answers, *unused)
+    assert code == 2 and f"{unused[0]} has no effect with {' '.join(answers[:2]).partition(':')[0]}" in words
+
+
 async def test_options_that_make_no_sense_are_usage_errors(tmp_path):
     code, words = await refused("--mode", "white_box", "--upstream", "http://127.0.0.1:1/v1")
     assert code == 2 and "black_box, transparent_proxy, interception_gate" in words
